@@ -71,6 +71,7 @@ network-results: .venv/installed  ## train a transformer and a CNN, confined and
 
 table-results: .venv/installed  ## compare models of five organisations on real tables with pooled and local training; store the page
 	$(BIN)/python benchmarks/accuracy/organisations.py --out results/tables
+	$(BIN)/python benchmarks/accuracy/table_rounds.py
 
 personalisation-results: .venv/installed  ## compare models alone, together and personalised on each organisation's own records; store the page (half an hour of one core; continues)
 	$(BIN)/python benchmarks/accuracy/personalisation.py

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import cgd
-from cgd import CGDError, ConfinedSGD, Peers, UnconfinedWarning, confine, local_peers
+from cgd import CGDError, ConfinedAdam, ConfinedSGD, Peers, UnconfinedWarning, confine, local_peers
 from cgd.optim.vertical import JointFirstLayer
 from support.training import Network, data, descend, makers, plain
 
@@ -319,3 +319,28 @@ def test_step_without_a_gradient_after_local_steps_is_warned_of_once(gradient: b
     found = [str(each.message) for each in caught if "no parameter has a gradient" in str(each.message)]
     assert len(found) == (0 if gradient else 3)  # one at each member
     assert all("leave step() out" in each for each in found)
+
+
+@pytest.mark.parametrize(("kind", "moved"), [("local steps", 16.0), ("adam", 0.01)])
+def test_one_member_moves_a_weight_by_as_much_as_the_rule_allows(kind: str, moved: float) -> None:
+    """What a member that steers gains in one sum (N5); it has all of the weight here, as it may claim."""
+
+    def work(peers: Peers, number: int) -> torch.Tensor:
+        model = Network()
+        confine(model, start="zeros")
+        build = ConfinedSGD if kind == "local steps" else ConfinedAdam
+        lr = 1.0 if kind == "local steps" else moved
+        optimizer = build(model.parameters(), lr=lr, peers=peers, samples=10**6 if number == 0 else 1)
+        if kind == "adam":
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 15.99 if number == 0 else 0.001)
+            optimizer.step()
+            return optimizer.displacement()
+        with optimizer.local_steps(), torch.no_grad():
+            for parameter in model.parameters():
+                parameter.sub_(15.99 if number == 0 else 0.001)
+        return optimizer.displacement()
+
+    with local_peers(3, ring_bits=64) as members:
+        displacement = members.run(work, range(3))[0]
+    torch.testing.assert_close(displacement.abs(), torch.full_like(displacement, moved), rtol=0.01, atol=0)

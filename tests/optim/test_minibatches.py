@@ -200,7 +200,10 @@ def test_worker_processes_of_a_loader_do_not_change_the_batches() -> None:
         sampler = BatchSampler(optimizer, batches=4)
         options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "spawn", "prefetch_factor": 4}
         loader = DataLoader(TensorDataset(torch.arange(10)), batch_sampler=sampler, **options)
-        found = [batch.tolist() for _, (batch,) in sampler.steps(loader, epochs=2)]
+        found = []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            found += [batch.tolist() for (batch,) in loader]
         assert found == [*draw_batches(peers.seed, 0, 10, 4), *draw_batches(peers.seed, 1, 10, 4)]
 
     with local_peers(3) as members:

@@ -34,6 +34,16 @@ def test_decision_record_has_the_stored_figures() -> None:
     assert f"reaches {zeros} at δ 0.05 from zero, {start} from the public start, and {plain} without" in page
 
 
+@pytest.mark.parametrize("network", networks.NETWORKS)
+def test_page_of_rounds_has_the_stored_figures(network: str) -> None:
+    page = (networks.FILE.parent.parent / "docs" / "rounds.md").read_text()
+    starts = {"model": "public start", "zeros": "start of zeros"}
+    names = {f"{start}, δ {delta:g}": f"{starts[start]}, δ {delta:g}" for start, delta in networks.CONFINED}
+    for name, shown in {"not confined": "not confined", **names}.items():
+        found = accuracies(network, name)
+        assert f"| {network} | {shown} | {100 * fmean(found):.1f} % | {100 * min(found):.1f} % |\n" in page
+
+
 def test_transformer_needs_the_public_start() -> None:
     """Around zero, the scales of layer norms are noise."""
     assert fmean(accuracies("transformer", "zeros, δ 0.05")) < fmean(accuracies("transformer", "not confined")) - 0.05

@@ -350,3 +350,8 @@ def test_lazy_module_is_confined_after_its_first_batch() -> None:
         confine(model)
     model(torch.ones(1, 3))
     confine(model)
+
+
+def test_model_without_values_is_refused() -> None:
+    with pytest.raises(InputError, match="weight is on the device meta and has no values"):
+        confine(nn.Linear(3, 2, device="meta"))

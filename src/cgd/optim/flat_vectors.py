@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cgd.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -47,6 +49,28 @@ def flatten_displacements(
             for parameter in parameters
         ]
     )
+
+
+def check_device(device: Any) -> torch.device:
+    """Return the device of this name, such as "cuda" or "cuda:1".
+
+    Raises:
+        InputError: there is none here.
+
+    Examples:
+        >>> check_device("cpu")
+        device(type='cpu')
+    """
+    try:
+        found = torch.device(device)
+        torch.zeros((), device=found).item()
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"device is {device!r}, which torch cannot use here ({reason}); name one that it finds, such as cuda, mps "
+            "or cpu"
+        ) from None
+    return found
 
 
 def join(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

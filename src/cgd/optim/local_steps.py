@@ -82,6 +82,7 @@ class LocalSteps:
     @torch.no_grad()
     def __enter__(self) -> None:
         optimizer = self._optimizer
+        optimizer.step_input.failed = True  # until the step at the end of the block
         with abort_on_error(peers for peers, _ in optimizer.groups_by_peers()):
             parameters = trainable(*optimizer.param_groups)
             self._check(parameters)

@@ -132,7 +132,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 program has written into a parameter or a frozen layer; or a layer changes running statistics.
             RemoteProtocolError, WeightError, PeerTimeoutError: see `Peers.sum`.
         """
-        loss, self.replayed = None, True
+        loss, self.replayed, self.step_input.failed = None, True, True
         gradient_sums: dict[torch.Tensor, torch.Tensor] = {}
         pending = self.groups_by_peers()
         unfinished = (peers for peers, _ in pending)  # evaluated on an error: the sums that have not started
@@ -160,6 +160,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             self.privacy.reset()
         for peers, groups in self.groups_by_peers():
             self._recovery.save(peers, groups, self.state)
+        self.step_input.failed = False
         return loss
 
     def local_steps(self) -> LocalSteps:
@@ -185,16 +186,12 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         but sums that the program's loop makes after it may be missing. For programs with one optimiser. Schedulers that
         the loop steps once after every step can be given here: they are set to the first step.
 
-        Examples:
-            >>> import cgd, torch
-            >>> def train(peers):
-            ...     model = torch.nn.Linear(1, 1)
-            ...     cgd.confine(model)
-            ...     optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.1, peers=peers, samples=1)
-            ...     return list(optimizer.steps(3))
-            >>> with cgd.local_peers(3) as members:
-            ...     members.run(train)[0]
-            [0, 1, 2]
+        Each pass of the loop takes one step, also for a member without records for it. A pass that takes none or two is
+        an error at its end, at all members: they would add gradients of different steps, and a restarted participant
+        would continue at a wrong one. After a step that failed, a program may go on.
+
+        Raises:
+            InputError: a pass of the loop did not take one step.
         """
         first = min((self._load_state(peers, groups) for peers, groups in self.groups_by_peers()), default=0)
         if first and all(self._recovery.has_taken(peers, first - 1) for peers, _ in self.groups_by_peers()):
@@ -205,7 +202,10 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self.peers.recovery.jump(first)
         for step in range(first, count):
             self.peers.recovery.set_step(step)
+            taken, self.step_input.failed = self._steps_made(), False
             yield step
+            with abort_on_error(peers for peers, _ in self.groups_by_peers()):
+                self.step_input.check_pass(step, self._steps_made() - taken)
 
     def steps_taken(self) -> int:
         """Return the number of steps that an earlier process of this participant took; they need no gradient."""
@@ -259,6 +259,9 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
     @abstractmethod
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
         """Return the rule that moves the displacement of this group; raise InputError for an invalid option."""
+
+    def _steps_made(self) -> int:
+        return max((int(group["steps"]) for group in self.param_groups), default=0)
 
     def _describe(self) -> str:
         """Return the kind of optimiser, which members compare."""

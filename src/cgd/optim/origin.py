@@ -221,6 +221,10 @@ def confine(
             raise InputError(
                 f"{name} of a lazy module has no shape yet; run the model on a batch once, then confine it"
             )
+        if values.is_meta:
+            raise InputError(
+                f"{name} is on the device meta and has no values; build or load the model on the CPU, then confine it"
+            )
     for name, parameter in parameters.items():
         if hasattr(parameter, CONFINED):
             raise InputError(f"{name} has a private origin already; confine a model once, or build it again")

@@ -25,10 +25,11 @@ class StepInput:
         batches: the number of batches into which a member divides its records in an epoch; 1 if each step uses all.
             `BatchSampler` sets it. It does not concern local steps.
         local_steps: the block of local steps that the program is in, or whose updates are being summed.
+        failed: whether the latest step, or block of local steps, has raised an error.
     """
 
     def __init__(self) -> None:
-        self.batches = 1
+        self.batches, self.failed = 1, False
         self.local_steps: LocalSteps | None = None
         self._had_local_steps, self._warned = False, False
 
@@ -62,6 +63,19 @@ class StepInput:
         if self.local_steps is not None and self.updates is None:
             raise InputError(
                 "a step of the confined optimiser was requested inside local_steps(); step the local optimiser there"
+            )
+
+    def check_pass(self, number: int, taken: int) -> None:
+        """Check that a pass of a loop over `ConfinedOptimizer.steps` has taken one step.
+
+        Raises:
+            InputError: it took none, though none failed, or several.
+        """
+        if taken != 1 and not (taken == 0 and self.failed):
+            raise InputError(
+                f"pass {number} of the loop over steps() took {taken} steps of the confined optimiser; every pass "
+                "takes one, at all members: call optimizer.step() once, or end one block of local_steps(). A member "
+                "that has no records for a step calls it, too, after zero_grad()"
             )
 
     def vector(self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> torch.Tensor:

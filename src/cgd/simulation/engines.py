@@ -61,7 +61,8 @@ def choose_engine(
     """
     if privacy is not None:
         return PrivateEngine(participants, loss, ring, memory, privacy)
-    if ring is None and kernels and (work.is_full_gradient or participants.grid.columns == 1):
+    on_cpu = participants.device.type == "cpu"
+    if ring is None and kernels and on_cpu and (work.is_full_gradient or participants.grid.columns == 1):
         from cgd.simulation.batch_engine import BatchEngine
         from cgd.simulation.fused_engine import FusedEngine, Network, kernel_loss
 

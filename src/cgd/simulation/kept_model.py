@@ -105,7 +105,7 @@ class KeptModels:
         x, y = self._samples((self._validation[cell].x, self._validation[cell].y))
         losses = []
         for model in self._participants.models_of(cell, displacement, ORIGIN_SCALES):
-            outputs = model.eval()(x)
+            outputs = self._participants.predict(model, x)
             losses.append([float(self._loss(outputs[i : i + 1], y[i : i + 1])) for i in range(len(y))])
         return ORIGIN_SCALES[first_not_worse(np.array(losses))]
 
@@ -116,7 +116,7 @@ class KeptModels:
     def _score(self, model: torch.nn.Module, samples: tuple[object, object]) -> Score:
         """Return the loss and the accuracy of a model; no accuracy without classes."""
         x, y = self._samples(samples)
-        return loss_and_accuracy(self._loss, model.eval()(x), y)
+        return loss_and_accuracy(self._loss, self._participants.predict(model, x), y)
 
     def evaluate(
         self, displacement: torch.Tensor, cells: Sequence[Cell], test: tuple[object, object], confined: Sequence[Score]

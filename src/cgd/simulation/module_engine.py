@@ -6,6 +6,7 @@ the same bits, as the secure sum of real participants.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from cgd.errors import InputError
+from cgd.optim.flat_vectors import CPU, join, split_sum
 from cgd.optim.grid import Cell
 from cgd.optim.vertical import split_first_layer
 from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
@@ -53,8 +55,14 @@ class ModuleEngine:
         self, participants: Participants, loss: Loss, ring: Ring | None, memory: float, work: Work | None = None
     ) -> None:
         self._participants, self._loss, self._ring, self._work = participants, loss, ring, work or Work()
+        self._device = participants.device
         self._joint = participants.mode == "joint" and participants.grid.columns > 1
         self._models = participants.models
+        if self._device != CPU:  # the participants' own models stay where they are
+            self._models = [copy.deepcopy(each).to(self._device) for each in participants.models]
+            if isinstance(loss, torch.nn.Module):  # with weights of classes, for example
+                self._loss = copy.deepcopy(loss).to(self._device)
+        self._samples: dict[Cell, tuple[torch.Tensor, torch.Tensor]] = {}
         size = max(sum(math.prod(shape) for _, shape in column.values()) for column in participants.layout.columns)
         cached = int(memory / (size * 8))
         kept = () if participants.fresh_origins else participants.grid.cells[:cached]
@@ -73,7 +81,7 @@ class ModuleEngine:
         own = [self._new_sum(layout.column(c), grid.rows, displacement.dtype) for c in range(len(layout.offsets) - 1)]
         shared = self._new_sum(layout.shared, grid.rows * grid.columns, displacement.dtype)
         loss = 0.0
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             for row in range(grid.rows):
                 weight = participants.samples[row] / samples
                 shared_weight = participants.samples[row] / (samples * grid.columns)
@@ -88,7 +96,11 @@ class ModuleEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step number and the module buffers, such as running means."""
-        buffers = {str(cell): values for cell, values in self._participants.buffers.items() if values}
+        buffers = {
+            str(cell): {name: each.to(CPU) for name, each in values.items()}
+            for cell, values in self._participants.buffers.items()
+            if values
+        }
         return {"step": self._step, "buffers": buffers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,7 +143,7 @@ class ModuleEngine:
     def _local_update(self, cell: Cell, displacement: torch.Tensor, local: LocalTraining) -> tuple[torch.Tensor, float]:
         """Train the participant's model for a round; return the flat difference of its weights, and the mean loss."""
         model = self._prepare_model(cell, displacement)
-        x, y = self._participants.data(cell)
+        x, y = self._samples_of(cell)
         before = {name: values.detach().clone() for name, values in model.named_parameters()}
         optimizer = torch.optim.SGD(model.parameters(), local.lr, local.momentum)
         losses = 0.0
@@ -154,7 +166,7 @@ class ModuleEngine:
 
     def _data(self, cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the participant's samples and labels of this step."""
-        x, y = self._participants.data(cell)
+        x, y = self._samples_of(cell)
         if self._work.batches == 1:
             return x, y
         (batch,) = self._batches(cell)
@@ -162,7 +174,16 @@ class ModuleEngine:
 
     def _batches(self, cell: Cell) -> list[torch.Tensor]:
         drawn: list[Indices] = self._work.batches_of_row(self._participants, cell.row, self._step)
-        return [torch.from_numpy(batch) for batch in drawn]
+        return [torch.from_numpy(batch).to(self._device) for batch in drawn]
+
+    def _samples_of(self, cell: Cell) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the participant's samples and labels, which stay on the device."""
+        if self._device == CPU:
+            return self._participants.data(cell)
+        if cell not in self._samples:
+            x, y = self._participants.data(cell)
+            self._samples[cell] = x.to(self._device), y.to(self._device)
+        return self._samples[cell]
 
     def _joint_gradients(self, cells: tuple[Cell, ...], displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
         """Return gradient and loss of each member of a `joint` row.
@@ -211,10 +232,11 @@ class ModuleEngine:
         displaced = self._participants.layout.views(displacement, cell.column)
         origin = self._origins.get(cell) or self._participants.draw_origin(cell, self._step)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in displaced:
-                    parameter.copy_(origin[name] + displaced[name])
-                    parameter.grad = None
+            trained = {name: each for name, each in model.named_parameters() if name in displaced}
+            weights = join([origin[name] + displaced[name] for name in trained])  # which crosses to the device once
+            for parameter, values in split_sum(weights, list(trained.values())).items():
+                parameter.copy_(values)
+                parameter.grad = None
             for name, values in self._participants.buffers[cell].items():
                 model.get_buffer(name).copy_(values)
         # Random numbers of the model itself (dropout) depend only on step and participant, so that a run can resume.
@@ -229,9 +251,12 @@ class ModuleEngine:
         """Return the values of parameters as one vector in the layout of the displacement; missing ones are zero."""
         layout = self._participants.layout
         flat = torch.zeros(layout.size, dtype=self._participants.dtype)
-        for name, view in layout.views(flat, cell.column).items():
-            if name in parts:
-                view.copy_(parts[name].detach())
+        views = {name: view for name, view in layout.views(flat, cell.column).items() if name in parts}
+        if views:  # cross to the CPU once
+            joined = join([parts[name].detach() for name in views])
+            sizes = [each.numel() for each in views.values()]
+            for view, values in zip(views.values(), joined.split(sizes), strict=True):
+                view.copy_(values.view(view.shape))
         return flat
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError
+from cgd.optim.flat_vectors import CPU
 from cgd.optim.grid import Cell, Grid
 from cgd.optim.origin import Origin, check_delta
 from cgd.optim.public_start import check_start, public_seed, start_digest
@@ -128,6 +129,7 @@ class Participants:
         dtype: dtype of the trained parameters.
         buffers: module buffers of each participant, such as running means, once they have changed.
         fresh_origins: True if every participant draws another origin for each step.
+        device: where models compute; origins, displacement and samples stay on the CPU.
 
     With a common origin all participants start from the same weights: that is federated SGD, not CGD.
     """
@@ -143,6 +145,7 @@ class Participants:
         start: Start = "model",
         common_origin: bool = False,
         fresh_origins: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         check_start(start)
         if common_origin and fresh_origins:
@@ -151,7 +154,12 @@ class Participants:
             raise InputError(f"the mode is {mode!r}; choose towers or joint")
         if not blocks or not hasattr(blocks, "items"):
             raise InputError("there are no blocks by cell; cgd.Grid(rows, columns).split(x, y) makes them")
-        self.grid = _grid_from_blocks(blocks)
+        self.grid, self.device = _grid_from_blocks(blocks), device
+        if device != CPU and self.grid.columns > 1:
+            raise InputError(
+                f"device is {device} and the grid has {self.grid.columns} columns, which are simulated on the CPU; "
+                "leave device out"
+            )
         self.blocks, self.mode, self.seed = blocks, mode, seed
         self._common_origin, self.fresh_origins = common_origin, fresh_origins
         self._deltas = {cell: check_delta(delta(cell) if callable(delta) else delta) for cell in blocks}
@@ -269,6 +277,12 @@ class Participants:
         """Return the participant's samples in the dtype of the model, and their labels."""
         block = self.blocks[cell]
         return as_input(block.x, self.dtype), as_labels(block.y, self.dtype)
+
+    @torch.no_grad()
+    def predict(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of a model that `models_of` made, computed on the device."""
+        outputs: torch.Tensor = model.eval().to(self.device)(x.to(self.device))
+        return outputs.to(CPU)
 
     def checkpoint_settings(self) -> dict[str, str]:
         """Describe all inputs that decide a run, so that another run does not resume from its checkpoint."""

@@ -225,8 +225,7 @@ class SimulationResult:
         if self._participants.grid.columns > 1:
             _, model = split_first_layer(model)
             x = self._pre_activations(cell.row, x)
-        output: torch.Tensor = model(x)
-        return output
+        return self._participants.predict(model, x)
 
     @torch.no_grad()
     def fused_outputs(self, row: int, x: Any) -> torch.Tensor:

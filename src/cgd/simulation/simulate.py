@@ -15,6 +15,7 @@ from torch.nn import functional
 from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
 from cgd.optim.displacement import SGDRule
+from cgd.optim.flat_vectors import CPU, check_device
 from cgd.optim.lr_scheduler import inverse_square_factor
 from cgd.optim.vertical import check_joint_accepted
 from cgd.simulation.checkpoint import FIXED
@@ -77,6 +78,7 @@ def simulate(
     evaluate_every: int | None = None,
     sample: int = 8,
     keep: float = 0.0,
+    device: str | torch.device = "cpu",
     checkpoint: str | os.PathLike[str] | None = None,
     memory: float = 4e9,
     progress: bool = True,
@@ -123,6 +125,8 @@ def simulate(
         sample: number of participants to evaluate, drawn at random.
         keep: part of each participant's records that it does not train on, but chooses by which model it keeps, see
             `cgd.simulation.kept_model`; evaluations then have the kept models, too. 0 for none.
+        device: where models compute, such as "cuda", with the engine "modules"; the CPU otherwise. For one column, and
+            without `privacy`. The displacement, the origins and the results stay on the CPU.
         checkpoint: file that is written every 20 seconds and at the end; if it exists, the run resumes from it. With
             `mu`, it may be that of a run with a fixed step size, after at most `hold` steps.
         memory: most bytes for origins in memory; origins that do not fit are drawn again in every step.
@@ -176,8 +180,11 @@ def simulate(
         start=start,
         common_origin=common_origin,
         fresh_origins=fresh_origins,
+        device=check_device(device),
     )
     if privacy is not None:
+        if participants.device != CPU:
+            raise InputError(f"device is {device!r} and privacy is given, which is simulated on the CPU; leave one out")
         if not isinstance(privacy, PrivacySettings):
             raise InputError(f"privacy is {type(privacy).__name__}; pass PrivacySettings(epsilon=…, delta=…, steps=…)")
         check_private(participants, steps, privacy, work)

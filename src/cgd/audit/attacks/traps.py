@@ -47,8 +47,9 @@ TRAP_WEIGHT, PRIVATE_TRAP_WEIGHT = 5.0, 2.0
 MAX_DISTANCE = 0.25
 NOT_TRIED = (
     "This does not mean that you are safe: steering for longer was not tried here. In our measurements on public "
-    "tables it read up to 8 records in 3,000 steps, in 7 of 9 trainings, from tanh, GELU and sigmoid units; only "
-    "noise ([privacy]) prevents it"
+    "tables it read up to 8 records in 3,000 steps, in 7 of 9 trainings, from tanh, GELU and sigmoid units. That was "
+    "with Adam at lr 0.01; sums that move a weight further in one step, as those of sgd or local epochs with lr 1, may "
+    "need far fewer. Only noise ([privacy]) prevents it"
 )
 """What is known where the attack does not apply; `results/suggested-models.json` has the figures."""
 
