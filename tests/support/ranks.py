@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import threading
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 NAMES = ("ada", "bob", "cleo")
-SEED = {name: name.encode().ljust(32) for name in NAMES}
+TIMEOUT = timedelta(seconds=60)
 
 
-def run_on_ranks(size: int, function: Callable[[ProcessGroupRanks], Any], seconds: float = 60.0) -> list[Any]:
+def run_on_ranks(size: int, function: Callable[[ProcessGroupRanks], Any]) -> list[Any]:
     """Call a function on each rank of one job; return the results, or the errors, in the order of the ranks."""
-    return _run_jobs([size], lambda _, ranks: function(ranks), seconds)[0]
+    return _run_jobs([size], lambda _, ranks: function(ranks))[0]
 
 
-def train_on_ranks(sizes: Sequence[int], program: Callable[[Peers], Any]) -> list[list[Any]]:
+def train_on_ranks(
+    sizes: Sequence[int], program: Callable[[Peers], Any], names: Sequence[str] = NAMES, **training: Any
+) -> list[list[Any]]:
     """Run a program at members with these numbers of ranks; return the results, or errors, by member and rank."""
 
     def join(member: int, ranks: ProcessGroupRanks) -> Any:
-        name, connected = NAMES[member], SimpleNamespace()
+        name, connected = names[member], SimpleNamespace()
         if ranks.rank == 0:
-            connected.peers = _on_rank(members[member], ranks)
+            connected.peers = _on_rank(members[member], ranks, training)
             peers = lead_ranks(ranks, name, lambda: connected).peers  # type: ignore[arg-type, return-value]
         else:
             peers = follow_ranks(ranks, name)
@@ -42,27 +44,28 @@ def train_on_ranks(sizes: Sequence[int], program: Callable[[Peers], Any]) -> lis
         finally:
             peers.close()
 
-    with cgd.local_peers(NAMES, timeout=60) as members:
-        return _run_jobs(sizes, join, 60.0)
+    with cgd.local_peers(names, timeout=60) as members:
+        return _run_jobs(sizes, join)
 
 
-def _on_rank(peers: Peers, ranks: ProcessGroupRanks) -> Peers:
+def seed_of(name: str) -> bytes:
+    return name.encode().ljust(32)
+
+
+def _on_rank(peers: Peers, ranks: ProcessGroupRanks, training: dict[str, Any]) -> Peers:
     driver = RankDriver(ranks, peers._driver)
     recovery = RankRecovery(driver, peers.recovery)
-    return Peers(driver, peers.settings, recovery=recovery, seed=SEED[peers.me], ranks=ranks)
+    return Peers(driver, peers.settings, recovery=recovery, seed=seed_of(peers.me), ranks=ranks, training=training)
 
 
-def _run_jobs(
-    sizes: Sequence[int], function: Callable[[int, ProcessGroupRanks], Any], seconds: float
-) -> list[list[Any]]:
+def _run_jobs(sizes: Sequence[int], function: Callable[[int, ProcessGroupRanks], Any]) -> list[list[Any]]:
     results: list[list[Any]] = [[None] * size for size in sizes]
     stores = [torch.distributed.HashStore() for _ in sizes]  # type: ignore[attr-defined]
 
     def run(job: int, rank: int) -> None:
         try:
-            timeout = datetime.timedelta(seconds=seconds)
-            group: Any = torch.distributed.ProcessGroupGloo(stores[job], rank, sizes[job], timeout)
-            ranks = ProcessGroupRanks(group, rank, sizes[job], sign_of_life_seconds=0.05, report_seconds=seconds)
+            group: Any = torch.distributed.ProcessGroupGloo(stores[job], rank, sizes[job], TIMEOUT)
+            ranks = ProcessGroupRanks(group, rank, sizes[job], sign_of_life_seconds=0.05)
             del group
             results[job][rank] = function(job, ranks)
         except BaseException as error:

@@ -340,7 +340,7 @@ def join(
     arguments, and docs/operations.md for crashes, restarts, removed participants and late joiners.
 
     A participant may be a job of several processes, as torchrun starts them. Then all ranks call this function, after
-    `torch.distributed.init_process_group`, and rank 0 alone connects and needs the files; see docs/several-ranks.md.
+    `torch.distributed.init_process_group`, and rank 0 alone connects and needs the files; see docs/tutorial.md.
 
     Raises:
         InputError: the file, the key, the address or the state folder cannot be used; or this is one of several
@@ -362,8 +362,10 @@ def join(
         ```
     """
     ranks = ranks_of_job()
-    if ranks.rank > 0:
-        return follow_ranks(ranks, participant)
     options: dict[str, Any] = {"key": key, "address": address, "listen": listen, "state": state, "ranks": ranks}
     connect = partial(FederationMember, path, participant, timeout=timeout, linger=linger, **options)
-    return lead_ranks(ranks, participant, connect).peers
+    try:
+        return follow_ranks(ranks, participant) if ranks.rank else lead_ranks(ranks, participant, connect).peers
+    except BaseException:
+        ranks.close()
+        raise

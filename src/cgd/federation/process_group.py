@@ -35,8 +35,8 @@ REPORT_SECONDS = 60.0
 """How long a rank that failed waits for the others, to tell them why."""
 JOIN_SECONDS = 300.0
 """How long a rank waits for the others to call `cgd.join`."""
-HEADER_BYTES = 2048
-MAX_MESSAGE_CHARACTERS = 400  # at most four bytes each, or twelve as JSON escapes them
+HEADER_BYTES = 8192
+MAX_MESSAGE_CHARACTERS = 400  # of at most twelve bytes each, as JSON escapes them; a call has at most 255 bytes of text
 WAITING = -1
 
 
@@ -177,15 +177,12 @@ class ProcessGroupRanks:
 
     def _fail(self, error: CGDError) -> NoReturn:
         self._known = error
-        raise error
+        raise error from None
 
     def _gather(self, own: dict[str, Any], seconds: float | None = None) -> list[dict[str, Any]]:
         import torch
 
-        header = json.dumps(own).encode()
-        if len(header) > HEADER_BYTES:  # a context of other characters than expected; its digest is in the call
-            header = json.dumps({**own, "call": own["call"][-100:]}).encode()
-        padded = torch.frombuffer(bytearray(header.ljust(HEADER_BYTES)), dtype=torch.uint8)
+        padded = torch.frombuffer(bytearray(json.dumps(own).encode().ljust(HEADER_BYTES)), dtype=torch.uint8)
         found = [torch.empty_like(padded) for _ in range(self.size)]
         self._wait(lambda: self._group.allgather([found], [padded]), seconds)
         return [json.loads(each.numpy().tobytes()) for each in found]
@@ -294,7 +291,8 @@ def _rebuild(described: dict[str, Any]) -> CGDError:
     error: CGDError = kind.__new__(kind)
     Exception.__init__(error, described["text"])
     for key, value in described["more"].items():
-        setattr(error, key, tuple(value) if isinstance(value, list) else value)
+        kinds = {"peers": frozenset, "members": tuple, "index": tuple}
+        setattr(error, key, kinds.get(key, lambda each: each)(value))
     return error
 
 
