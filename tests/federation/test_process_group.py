@@ -5,15 +5,22 @@ from __future__ import annotations
 import sys
 import threading
 from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 
 from cgd.errors import InputError, MembersChangedError, PeerTimeoutError, RangeError, RankError
+from cgd.federation.member import FederationMember
 from cgd.federation.process_group import ProcessGroupRanks, ranks_of_job
-from cgd.transport.ranks import add_weighted
+from cgd.optim.grid import Grid
+from cgd.transport.ranks import Ranks, add_weighted
+from support.in_process import new_federation
 from support.ranks import run_on_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_all_ranks_get_what_rank_0_computes_and_nobody_else_computes_it() -> None:
@@ -182,3 +189,9 @@ def test_a_rank_without_a_process_group_does_not_join_as_if_it_were_alone(monkey
         ranks_of_job()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert ranks_of_job().size == 1
+
+
+def test_a_participant_of_a_grid_is_one_process(tmp_path: Path) -> None:
+    path = new_federation(tmp_path, "abcdef", Grid(3, 2).cells)
+    with pytest.raises(InputError, match="is a grid, in which a participant is one process and not a job of 2 ranks"):
+        FederationMember(path, "a", ranks=cast("Ranks", SimpleNamespace(size=2)))
