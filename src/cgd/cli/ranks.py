@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cgd.cli.base import INTERRUPTED, exit_code, printable
+from cgd.cli.base import INTERRUPTED, error_text, exit_code
 from cgd.errors import CGDError, InputError
 from cgd.federation.process_group import ranks_of_job
 from cgd.transport.ranks import OneRank
@@ -92,11 +92,11 @@ def follow(name: str, run: str) -> None:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
-        text = str(error)
+        text = error_text(error)
         if not isinstance(error, CGDError):
             print_user_traceback(error)
-            text = f"{run} failed: {type(error).__name__}: {error}"
-        typer.echo(f"cgd: on rank {os.environ['RANK']}: {printable(text)}", err=True)
+            text = f"{run} failed: {type(error).__name__}: {text}"
+        typer.echo(f"cgd: on rank {os.environ['RANK']}: {text}", err=True)
         raise typer.Exit(exit_code(error)) from None
 
 
