@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import copy
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from cgd import ConfinedSGD, Peers, confine, local_peers
+from support.ranks import train_on_ranks
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -78,3 +80,14 @@ def test_100_line_example_equals_the_package_bit_for_bit() -> None:
         assert torch.equal(participant.displacement, displacement)
         for ours, theirs in zip(model_copy.parameters(), participant.model.parameters(), strict=True):
             assert torch.equal(ours, theirs)
+
+
+def test_hospitals_of_one_and_of_several_ranks_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(EXAMPLES / "federation")
+    example = load_module(EXAMPLES / "federation/train_on_ranks.py")
+    hospitals = ["hospital-a", "hospital-b", "hospital-c"]
+    assert train_on_ranks([2, 1, 2], example.main, hospitals, lr=0.5, steps=20) == [[None, None], [None], [None, None]]
+    results = [json.loads((tmp_path / f"{hospital}.json").read_text()) for hospital in hospitals]
+    assert len({each["displacement"] for each in results}) == 1
+    assert min(each["accuracy"] for each in results) > 0.85

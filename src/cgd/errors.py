@@ -20,6 +20,7 @@
     │       ├── PeerAbortedError          it aborted this sum and sent a reason
     │       ├── PeerLeftError             it left the session
     │       └── HubError                  the hub sent what it may not send, or added wrongly
+    ├── RankError                         another rank of this participant's job failed, or was lost
     └── TransportError
         ├── PeerTimeoutError              nothing was received from `.peers` in time
         └── ClosedError                   this side's connection is closed
@@ -178,6 +179,20 @@ class HubError(RemoteProtocolError):
 
     def __init__(self, what: str) -> None:
         super().__init__("the hub", what)
+
+
+class RankError(CGDError):
+    """A rank of this participant's job failed, was lost, or does something else than the others.
+
+    Nothing is aborted with the peers: they wait until the job is restarted.
+
+    Attributes:
+        rank: the number of that rank; None if it is not known.
+    """
+
+    def __init__(self, rank: int | None, what: str) -> None:
+        self.rank = rank
+        super().__init__(what if rank is None else f"rank {rank}: {what}")
 
 
 class TransportError(CGDError):

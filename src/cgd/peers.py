@@ -20,6 +20,7 @@ from cgd.sum_encoding import (
     weight_encoding,
 )
 from cgd.transport.driver import NoRecovery
+from cgd.transport.ranks import OneRank, add_weighted
 from cgd.transport.tap import Addend
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from cgd.dp.mechanism import NoisyEncoding
     from cgd.secagg.journal_entry import Step
     from cgd.transport.driver import Driver, Recovery, Traffic
+    from cgd.transport.ranks import Ranks
     from cgd.transport.tap import Observer
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
@@ -102,7 +104,7 @@ class Peers:
     """This member's connection with its peers: `peers.sum(values)` returns the same total at every member.
 
     `cgd.local_peers` creates them in one process, `cgd.join` over a network. Use an instance from one thread. Closing
-    notifies the peers, which then do not wait for it. The other arguments are the attributes of the same names.
+    notifies the peers, which then do not wait for it. Other arguments are the attributes of the same names.
 
     Args:
         driver: runs the protocol.
@@ -115,6 +117,7 @@ class Peers:
         seed: 32 secret bytes, for `cgd.confine`; random by default. In a federation they are derived from the
             participant's key file, so the same origin can be drawn again after everything else was lost.
         recovery: stores the optimisers' states, so that a restarted member can continue; by default it stores nothing.
+        ranks: the processes of this member's job, if it is one of several (`cgd.join` in torchrun).
         observer: receives the addend and the total of every sum, for a recording; None by default.
     """
 
@@ -128,8 +131,9 @@ class Peers:
         groups: Mapping[str, Peers] | None = None,
         training: Mapping[str, Any] | None = None,
         federation: str = "",
+        ranks: Ranks | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self.ranks = settings, ranks or OneRank()
         self.groups = dict(groups or {})
         self.training = dict(training or {})
         self.federation = federation
@@ -206,7 +210,8 @@ class Peers:
     ) -> Array:
         """Return the sum of all members' `values`, bit for bit the same at every member.
 
-        Floats are encoded in fixed point, and the total has their type. Integers are summed exactly, as int64.
+        Floats are encoded in fixed point, and the total has their type. Integers are summed exactly, as int64. If this
+        member is a job of several ranks, all of them call it, and the values of all of them are added.
 
         Args:
             values: an array or tensor, of the same shape and type at every member.
@@ -216,7 +221,7 @@ class Peers:
             bound: another bound for this sum only; the same at every member.
             ring_bits: another ring for this sum only.
             context: a short public text that must be the same at every member, otherwise the sum fails.
-            step: for optimisers: the step whose state will contain the total.
+            step: for optimisers: the step whose state will contain the total; all ranks have the same `values` then.
             epoch: for optimisers: the epoch that `weight` was computed for.
 
         Raises:
@@ -264,6 +269,8 @@ class Peers:
             RevealError: `before_reveal` raised it.
             RemoteProtocolError, PeerTimeoutError, MembersChangedError: as for `sum`.
         """
+        if self.ranks.size > 1:
+            raise InputError("sums with noise are made by one process, not by a job of several ranks")
         options = _SumOptions(noise=noise, before_reveal=_Charge(before_reveal), context=context, step=step)
         return self._sum_in_epoch(values, options, epoch)
 
@@ -293,10 +300,7 @@ class Peers:
             self._abort(None)
 
     def close(self) -> None:
-        """Leave and notify the peers, so that they do not wait for this member. A second call does nothing.
-
-        It may be called while another thread is in a sum with these peers; that sum then fails.
-        """
+        """Leave and notify the peers. A second call does nothing. A sum that another thread is in fails."""
         self._driver.close(done=False)
 
     def _sum(self, values: Array, options: _SumOptions, epoch: int, addends: int) -> Array:
@@ -304,6 +308,8 @@ class Peers:
         with self._driver.exclusive():
             try:
                 array, dtype = to_numpy(values)
+                if options.step is None:  # otherwise the optimiser has done it
+                    array, weight = add_weighted(self.ranks, array, weight)
                 fixed_point = self._fixed_point(array, options, addends)
                 if weight is not None and options.new_weight:
                     check_precision(array, weight, fixed_point, addends)

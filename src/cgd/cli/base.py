@@ -51,6 +51,17 @@ def printable(text: object) -> str:
     return "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in str(text))
 
 
+def error_text(error: BaseException) -> str:
+    """Return the text of an error for the command line.
+
+    Examples:
+        >>> error_text(InputError("the port is in use; choose another (listen=, --listen)"))
+        'the port is in use; choose another (--listen)'
+    """
+    # Of the names of a remedy, such as "(listen=, --listen)", the first is for Python.
+    return re.sub(r"\(\w+=, (--[\w-]+)\)", r"(\1)", printable(error))
+
+
 def exit_code(error: BaseException | None) -> int:
     """Return the code with which the command line ends after an error, or without one."""
     if error is None:
@@ -79,7 +90,5 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except (CGDError, OSError) as error:
-        # Of the names of a remedy, such as "(listen=, --listen)", the first is for Python.
-        text = re.sub(r"\(\w+=, (--[\w-]+)\)", r"(\1)", printable(error))
-        typer.echo(f"cgd: {text}", err=True)
+        typer.echo(f"cgd: {error_text(error)}", err=True)
         sys.exit(exit_code(error))

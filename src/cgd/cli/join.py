@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -153,14 +154,20 @@ def join(
                 "--label, --out, --delta, --function, --budget, --decimal, --keep, --dry-run and --no-alone need "
                 "--data; a program of your own sets these itself"
             )
+    from cgd.cli import ranks
     from cgd.cli.notify import Notifier
 
+    if ranks.rank_in_job(data) > 0 and run is not None:
+        ranks.follow(name, run)
+        return
     notifier = Notifier.from_options(notify, notify_after, NOTIFY_SECONDS)
-    with notifier, Interruption() as interruption:  # SIGTERM from a service manager stops as cleanly as Ctrl-C
+    # In this order: a signal ends the process at once while it waits for the other ranks of its job. From then on,
+    # SIGTERM from a service manager stops as cleanly as Ctrl-C.
+    with ranks.job(run) as job, notifier, Interruption() as interruption:
         try:  # errors in the records are found before any peer is contacted
             from cgd.federation.config import Federation
 
-            program = _load_program(run) if run is not None else None
+            program = ranks.load_program(run) if run is not None else None
             federation = Federation.load(path)
             table = None
             if data is not None:
@@ -176,10 +183,10 @@ def join(
             raise typer.Exit(INTERRUPTED) from None
         interruption.defer()
         from cgd.cli.display import log_events
-        from cgd.federation.member import FederationMember
+        from cgd.federation.member import FederationMember, lead_ranks
 
-        sink = table.trace_writer.frame if table is not None and table.trace_writer is not None else None
-        member = FederationMember(
+        connect = partial(
+            FederationMember,
             federation,
             name,
             key=key,
@@ -188,10 +195,12 @@ def join(
             state=state,
             timeout=timeout,
             linger=None,
-            sink=sink,
+            sink=table.trace_writer.frame if table is not None and table.trace_writer is not None else None,
             watch=True,
             before_connecting=lambda folder: log_events(folder, log),  # the first states of peers are logged, too
+            ranks=job,
         )
+        member = lead_ranks(job, name, connect)
         interruption.attach(member.runtime)
         interruption.before_exit = lambda: notifier.end(INTERRUPTED)
         notifier.watch(member)
@@ -243,12 +252,6 @@ def _run(
             if table is not None and table.trace_writer is not None:
                 table.trace_writer.close()
     return result, failure
-
-
-def _load_program(where: str) -> Program:
-    from cgd.user_functions import load_function
-
-    return load_function(where, "--run", ("the peers",))
 
 
 def _dry_run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ import cgd
 from cgd.errors import CGDError, InputError, MembershipError
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys, find_key
+from cgd.federation.process_group import ranks_of_job
 from cgd.federation.state import StateFolder
 from cgd.files import watch
-from cgd.peers import Peers
+from cgd.peers import Peers, SumSettings
 from cgd.secagg.membership import Membership
 from cgd.transport.addresses import host_and_port
 from cgd.transport.group_driver import GroupDriver, GroupRecovery
+from cgd.transport.ranks import OneRank, RankDriver, RankRecovery, describe_driver
 from cgd.transport.runtime import FederationRuntime
 from cgd.transport.tap import TappedReconnectingTransport
 from cgd.transport.zeromq import ZeroMQTransport
@@ -26,10 +29,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from cgd.peers import SumSettings
     from cgd.secagg.journal import Journal
     from cgd.transport.base import ReconnectingTransport
     from cgd.transport.connections import Contact
+    from cgd.transport.ranks import Ranks, Reply
     from cgd.transport.tap import FrameSink
 
 log = logging.getLogger("cgd.federation")
@@ -55,6 +58,7 @@ class FederationMember:
         sink: called with every received frame, for a recorded trace; it runs on the runtime's thread.
         watch: adopt new epochs of the file, also if its content was passed.
         before_connecting: called with the state folder, which is locked, before anything is sent or logged about peers.
+        ranks: the processes of this participant's job; this is rank 0. See `lead_ranks`.
 
     Raises:
         InputError: the file, the key, the address or the state folder cannot be used.
@@ -75,10 +79,17 @@ class FederationMember:
         sink: FrameSink | None = None,
         watch: bool = False,
         before_connecting: Callable[[Path], None] = lambda _: None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.federation = path if isinstance(path, Federation) else Federation.load(path)
         self.path = self.federation.path
         self.me = self.federation.participant(participant).name
+        self._ranks = ranks or OneRank()
+        if self._ranks.size > 1 and len(self.groups) > 1:
+            raise InputError(
+                f"{self.path} is a grid, in which a participant is one process and not a job of {self._ranks.size} "
+                "ranks: its first layer has peers of its own. Start it without torchrun, or let all have one column"
+            )
         self.keys = load_own_keys(self.federation, participant, key, address)
         self._address = address
         self._file_rejected = False
@@ -130,7 +141,11 @@ class FederationMember:
 
     def _group_peers(self, group: str, settings: SumSettings, **options: Any) -> Peers:
         driver, recovery = GroupDriver(self.runtime, group), GroupRecovery(self.runtime, group)
-        return Peers(driver, settings, recovery=recovery, federation=self.federation.name, **options)
+        options["federation"] = self.federation.name
+        if self._ranks.size > 1:
+            leader = RankDriver(self._ranks, driver)
+            return Peers(leader, settings, recovery=RankRecovery(leader, recovery), ranks=self._ranks, **options)
+        return Peers(driver, settings, recovery=recovery, **options)
 
     def _close(self) -> None:
         self._stop.set()
@@ -258,6 +273,56 @@ def _check_epoch(federation: Federation, participant: str, journals: Mapping[str
         )
 
 
+def lead_ranks(ranks: Ranks, participant: str, connect: Callable[[], FederationMember]) -> FederationMember:
+    """Connect on rank 0 of a participant's job, and let the other ranks know what they need.
+
+    Args:
+        ranks: the ranks; the others call `follow_ranks`.
+        participant: the name of the participant.
+        connect: connects, with these ranks.
+
+    Raises:
+        CGDError: `connect` raised it; the other ranks get the same error.
+        RankError: another rank failed, or joins as another participant.
+    """
+    connected: list[FederationMember] = []
+
+    def start() -> Reply:
+        connected.append(connect())
+        return describe_peers(connected[0].peers), b""
+
+    ranks.lead(_joining(participant), start)
+    return connected[0]
+
+
+def describe_peers(peers: Peers) -> dict[str, Any]:
+    """Return what another rank needs for its `Peers`."""
+    more = {"training": peers.training, "federation": peers.federation}
+    return {
+        "driver": describe_driver(peers),
+        "settings": asdict(peers.settings),
+        "seed": peers.seed.hex(),
+        "more": more,
+    }
+
+
+def follow_ranks(ranks: Ranks, participant: str) -> Peers:
+    """Return the peers of a rank other than 0, which get every total from rank 0.
+
+    Raises:
+        CGDError: rank 0 could not connect.
+        RankError: another rank failed, or joins as another participant.
+    """
+    found, _ = ranks.lead(_joining(participant), lambda: ({}, b""))  # this rank does not call the function
+    driver = RankDriver(ranks, None, found["driver"])
+    settings, seed = SumSettings(**found["settings"]), bytes.fromhex(found["seed"])
+    return Peers(driver, settings, recovery=RankRecovery(driver, None), seed=seed, ranks=ranks, **found["more"])
+
+
+def _joining(participant: str) -> str:
+    return f"join as {participant}"
+
+
 def join(
     path: str | os.PathLike[str],
     participant: str,
@@ -274,6 +339,15 @@ def join(
     It returns immediately; the first sum waits until all members are connected. See `FederationMember` for the
     arguments, and docs/operations.md for crashes, restarts, removed participants and late joiners.
 
+    A participant may be a job of several processes, as torchrun starts them. Then all ranks call this function, after
+    `torch.distributed.init_process_group`, and rank 0 alone connects and needs the files; see docs/tutorial.md.
+
+    Raises:
+        InputError: the file, the key, the address or the state folder cannot be used; or this is one of several
+            processes of a job, and `torch.distributed` is not initialised.
+        RankError: another rank of the job failed, or has not called this function.
+        TransportError: the port is in use.
+
     Examples:
         ```python
         with cgd.join("federation.toml", participant="hospital-a") as peers:
@@ -287,7 +361,11 @@ def join(
                 optimizer.step()
         ```
     """
-    member = FederationMember(
-        path, participant, key=key, address=address, listen=listen, state=state, timeout=timeout, linger=linger
-    )
-    return member.peers
+    ranks = ranks_of_job()
+    options: dict[str, Any] = {"key": key, "address": address, "listen": listen, "state": state, "ranks": ranks}
+    connect = partial(FederationMember, path, participant, timeout=timeout, linger=linger, **options)
+    try:
+        return follow_ranks(ranks, participant) if ranks.rank else lead_ranks(ranks, participant, connect).peers
+    except BaseException:
+        ranks.close()
+        raise

@@ -29,6 +29,7 @@ from cgd.optim.flat_vectors import common_states_on_cpu, flatten_displacements, 
 from cgd.optim.local_steps import LocalSteps
 from cgd.optim.lr_scheduler import catch_up
 from cgd.optim.origin import warn_if_unconfined
+from cgd.optim.rank_gradients import RankGradients
 from cgd.optim.sample_count import NOT_COUNTED, abort_on_error
 from cgd.optim.step_input import StepInput
 from cgd.optim.weighted_sum import WeightedSums
@@ -63,7 +64,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
 
     Attributes:
         peers: the members of the sum.
-        samples: n_l, the number of this participant's samples.
+        samples: n_l, the number of this participant's samples; in a job of several ranks, those of this rank.
         privacy: differential privacy, if wanted: clipping, noise and the budget.
         records_digest: a digest of the samples. If it is set before the first step, a restarted participant is stopped
             also if it has the same number of other samples. It is not sent; see `sample_count.py`.
@@ -94,7 +95,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self._group_peers: list[Peers] = []
         self._opened: dict[Peers, tuple[int, dict[torch.Tensor, torch.Tensor]]] = {}  # by a step that is not finished
         self._recovery, self._weighted_sums = recovery.OptimizerRecovery(), WeightedSums()
-        self.step_input = StepInput()
+        self.step_input, self._ranks = StepInput(), RankGradients()
         self._options = sorted(defaults.keys() - self.LATER_OPTIONS)  # torch adds some of its own to self.defaults
         super().__init__(params, {**defaults, **NOT_COUNTED, "steps": 0})
         if privacy is not None:
@@ -248,6 +249,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         for group in self.param_groups:
             group.update({key: group.get(key, default) for key, default in self.LATER_OPTIONS.items()})
         self._opened.clear()
+        self._ranks.forget()
         with torch.no_grad():
             for state, parameter in pairs:  # torch has cast it to the parameter's type, which may be less precise
                 own = self.state[parameter] = saved_state.copy(state, parameter.device)
@@ -320,16 +322,17 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         states = {parameter: self._state_of(parameter) for parameter in parameters}
         layouts = [self._layout(group, parameter) for group in groups for parameter in trainable(group)]
         counted = recovery.restore(stored.content, parameters, states, layouts)
+        samples, digest = self._ranks.all_samples(peers, self.samples, self.records_digest)
         if (epoch := counted["epoch"]) == peers.epoch > 0:  # in any other epoch all samples are counted again
-            private, pledges = self.privacy is not None, counted["pledges"]
-            sample_count.check_commitment(peers, self.samples, pledges, epoch, self.records_digest, private=private)
+            private = self.privacy is not None
+            sample_count.check_commitment(peers, samples, counted["pledges"], epoch, digest, private=private)
             if self.privacy is not None:  # we were counted, which was charged
                 self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=1)
         with torch.no_grad():
             for parameter in parameters:
                 place(parameter, states[parameter]["origin"], states[parameter]["displacement"])
         for group in groups:
-            group.update(samples=self.samples, members=list(peers.members), **counted)
+            group.update(samples=samples, members=list(peers.members), **counted)
         self._weighted_sums.forget_weight(peers)  # the members may have forged the count
         return stored.steps
 
@@ -338,30 +341,24 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         parameters = trainable(*groups)
         epoch, addends = peers.next_round()
         with abort_on_error([peers]):
+            samples, digest = self._ranks.all_samples(peers, self.samples, self.records_digest)
             revealed = peers.recovery.may_be_revealed(step) and not peers.recovery.is_replay()  # of a newer count
             was_counted = peers.recovery.took_part()
             # A count of an earlier epoch is replayed; the present epoch counts again.
             took_part = was_counted and epoch == peers.epoch
-            check = partial(
-                sample_count.check,
-                peers,
-                self.samples,
-                groups,
-                epoch,
-                self.records_digest,
-                exact=self.privacy is None,
-            )
+            check = partial(sample_count.check, peers, samples, groups, epoch, digest, exact=self.privacy is None)
             check(revealed=revealed, took_part=took_part)
             self._warn_if_unconfined(parameters)
             if self.privacy is None:
-                vector = self.step_input.vector(parameters, self)
+                own = self.step_input.vector(parameters, self)
+                vector = self._ranks.mean(peers, own, self.samples, parameters, self.step_input.what)
             else:
                 program_checks.reject_scaling(self)
                 self.privacy.begin(peers, step.slot)
-                vector = self.privacy.gradient(parameters, self.samples)
+                vector = self.privacy.gradient(parameters, samples)
         if groups[0]["total_samples"] is None:
             count = partial(sample_count.count_for_groups, was_counted=was_counted, took_part=took_part)
-            count(peers, groups, self.samples, step, epoch, addends, self.records_digest, self.privacy)
+            count(peers, groups, samples, step, epoch, addends, digest, self.privacy)
             self._weighted_sums.forget_weight(peers)
             with abort_on_error([peers]):  # a replayed count may be that of an earlier process
                 check(took_part=took_part)
@@ -371,9 +368,9 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             if self.privacy is not None:
                 total = self.privacy.open_gradients(peers, vector, total_samples, context, step, epoch, addends)
             else:
-                weight = self.samples / total_samples if took_part else 1 / addends  # the latter is not sent
+                weight = samples / total_samples if took_part else 1 / addends  # the latter is not sent
                 total = self._weighted_sums.open(
-                    peers, groups, parameters, vector, self.samples, weight, context, step, epoch, self.step_input
+                    peers, groups, parameters, vector, samples, weight, context, step, epoch, self.step_input
                 )
         except (SettingsError, PeerLeftError) as error:
             raise program_checks.explain(error) from None

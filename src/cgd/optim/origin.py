@@ -24,7 +24,16 @@ from cgd.errors import InputError, UnconfinedWarning
 from cgd.files import PRIVATE, write_file
 from cgd.optim import privacy_warnings, running_statistics, untrained_values
 from cgd.optim.normal import standard_normal
-from cgd.optim.public_start import CONFINED, ZEROS, check_start, mark_confined, remember_written, start_digest
+from cgd.optim.public_start import (
+    CONFINED,
+    SHARDED,
+    ZEROS,
+    check_start,
+    is_sharded,
+    mark_confined,
+    remember_written,
+    start_digest,
+)
 
 if TYPE_CHECKING:
     import os
@@ -196,8 +205,9 @@ def confine(
         The origin, which can be saved and drawn again.
 
     Raises:
-        InputError: the model is confined already, has no trainable parameter, or has a layer that changes running
-            statistics, such as `nn.BatchNorm2d` in training mode; see `cgd.optim.running_statistics`.
+        InputError: the model is confined already, has no trainable parameter, is divided among ranks (FSDP), or has a
+            layer that changes running statistics, such as `nn.BatchNorm2d` in training mode; see
+            `cgd.optim.running_statistics`.
 
     Examples:
         >>> import cgd, torch
@@ -226,6 +236,8 @@ def confine(
                 f"{name} is on the device meta and has no values; build or load the model on the CPU, then confine it"
             )
     for name, parameter in parameters.items():
+        if is_sharded(parameter):
+            raise InputError(SHARDED.format(name))
         if hasattr(parameter, CONFINED):
             raise InputError(f"{name} has a private origin already; confine a model once, or build it again")
         if start == "model" and not bool(torch.isfinite(parameter).all()):

@@ -170,12 +170,18 @@ class Privacy:
         """Let an optimiser use this object. Only one may: the gradients since the last step are those of its step.
 
         Raises:
-            InputError: another optimiser uses it.
+            InputError: another optimiser uses it, or the participant is a job of several ranks.
         """
         if self._optimizer is not None:
             raise InputError(
                 "this Privacy belongs to another optimiser already; create one for each optimiser. Their budgets add "
                 "up if they use the same records: give both the same budget file"
+            )
+        if optimizer.peers.ranks.size > 1:
+            raise InputError(
+                f"privacy= is for a participant of one process, and this is a job of {optimizer.peers.ranks.size} "
+                "ranks: the budget and the noise of its records would have to be kept once for all ranks. Start it "
+                "without torchrun"
             )
         self._optimizer = optimizer
 

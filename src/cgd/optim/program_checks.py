@@ -12,7 +12,7 @@ import torch
 from cgd.errors import InputError, PeerLeftError, RemoteProtocolError, SettingsError
 from cgd.optim.displacement import parameter_name, trainable
 from cgd.optim.flat_vectors import join
-from cgd.optim.public_start import is_as_written
+from cgd.optim.public_start import SHARDED, is_as_written, is_sharded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,10 +29,12 @@ def check_parameters(parameters: Iterable[Any]) -> None:
     """Check that an optimiser can move these parameters, which may have names.
 
     Raises:
-        InputError: a parameter has no shape yet, or does not consist of floats.
+        InputError: a parameter has no shape yet, is divided among ranks, or does not consist of floats.
     """
     for each in parameters:
         parameter = each[1] if isinstance(each, tuple) else each
+        if is_sharded(parameter):
+            raise InputError(SHARDED.format("a parameter"))
         if torch.nn.parameter.is_lazy(parameter):
             raise InputError(
                 "a parameter of a lazy module has no shape yet; run one batch through the model, then call cgd.confine "

@@ -9,6 +9,7 @@ also compare a digest of what is not trained: frozen parameters, and buffers tha
 from __future__ import annotations
 
 import hashlib
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,18 @@ _WRITTEN = "_cgd_written"
 """The attribute of a parameter that `cgd.confine` has written, until its first step; see `remember_written`."""
 _NARROWER = (torch.float32, torch.float16, torch.bfloat16)
 """Types that a program may convert a confined model to, with a loss of digits."""
+
+
+SHARDED = (
+    "{} is divided among the ranks of a job (a DTensor, or FSDP): each rank would have another part of the model, and "
+    "origins, digests and sums are of whole models. Use DistributedDataParallel, or no wrapper at all"
+)
+
+
+def is_sharded(parameter: object) -> bool:
+    """Return whether a parameter is divided among several processes: by `fully_shard`, FSDP, or as a DTensor."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # who has made a DTensor has imported it
+    return hasattr(parameter, "_fsdp_flattened") or (tensors is not None and isinstance(parameter, tensors.DTensor))
 
 
 @contextmanager
