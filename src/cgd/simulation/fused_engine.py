@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from cgd.simulation.fused_rows import Chunks, Floats, Part, Sums
     from cgd.simulation.population import Participants
-    from cgd.simulation.ray_cluster import RayCluster
+    from cgd.simulation.ray_cluster import RayCluster, WorkerReport
 
 ACTIVATIONS = {
     nn.Identity: vectors.IDENTITY,
@@ -90,6 +90,8 @@ class Network:
 
 class PartSums(Protocol):
     """Computes the sums of all parts: in this process, or on a cluster."""
+
+    workers: tuple[WorkerReport, ...]
 
     def running(self) -> AbstractContextManager[object]:
         """Return the context in which sums can be computed."""
@@ -155,7 +157,7 @@ class FusedEngine:
         self._step = 0
         if cluster is None:
             samples = samples_of_rows(participants, network, loss, range(participants.grid.rows))
-            dense = multiplies_zeros(np.count_nonzero(samples[0]), samples[0].size)
+            dense = multiplies_zeros(int(np.count_nonzero(samples[0])), samples[0].size)
             self._rows: PartSums = self._factory(loss, memory, dense=dense).create(self._chunks, samples)
         else:
             from cgd.simulation.ray_workers import RayWorkers
@@ -163,7 +165,7 @@ class FusedEngine:
             counts = [(0, 0)]
             for chunk in self._chunks:  # all samples together may not fit into memory once more
                 x, _ = samples_of_rows(participants, network, loss, rows_of([chunk]))
-                counts.append((np.count_nonzero(x), x.size))
+                counts.append((int(np.count_nonzero(x)), x.size))
             dense = multiplies_zeros(*map(sum, zip(*counts, strict=True)))
             self._rows = RayWorkers(cluster, self._factory(loss, memory, dense=dense), self._chunks)
 
@@ -182,6 +184,11 @@ class FusedEngine:
     def running(self) -> AbstractContextManager[object]:
         """Return the context in which sums can be computed."""
         return self._rows.running()
+
+    @property
+    def workers(self) -> tuple[WorkerReport, ...]:
+        """The reports of the cluster's workers after the last step; none without a cluster."""
+        return self._rows.workers
 
     def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Return the gradient of the mean loss over all samples with respect to the displacement, and that loss.

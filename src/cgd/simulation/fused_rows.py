@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from cgd.simulation.fused_engine import Network
     from cgd.simulation.population import Participants
+    from cgd.simulation.ray_cluster import WorkerReport
 
     Floats = npt.NDArray[np.float32]
     Chunks = Sequence[Sequence["Part"]]
@@ -122,6 +123,8 @@ class FusedRows:
         samples: samples and targets of the rows of these parts, from `samples_of_rows`.
         dense: multiply the zeros of samples, too, see `multiplies_zeros`.
     """
+
+    workers: tuple[WorkerReport, ...] = ()
 
     def __init__(
         self,
@@ -295,7 +298,7 @@ def _blocked_samples(x: Floats, bounds: list[npt.NDArray[np.int64]], width: int,
     """Return samples in blocks, laid out as `dense` says, because zeros of all rows decide it and not those of some."""
     if bounds[-1][-1] < len(x):  # the last row is continued by another worker: these samples are blocks of their own
         bounds = [*bounds, np.array([bounds[-1][-1], len(x)])]
-    decided = multiplies_zeros(np.count_nonzero(x), x.size)
+    decided = multiplies_zeros(int(np.count_nonzero(x)), x.size)
     if dense and not decided:
         found = BlockedSamples.of(x, bounds, width)
         empty = SparseRows.of(np.empty((0, 0), np.float32))
