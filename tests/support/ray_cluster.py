@@ -1,6 +1,6 @@
 """A program for tests: simulations on a Ray cluster of two nodes on this machine, one of which is killed.
 
-It prints the digest of each result, the addresses at which the cluster listened, and the reports of the workers, as JSON.
+It prints, as JSON, the digest of each result, the addresses at which the cluster listened, and the workers' reports.
 Ray leaves files open and warns of its own settings, so it does not run in the process of the tests.
 """
 
