@@ -4,8 +4,8 @@ Wall-clock times need an idle machine with as many processors as workers. Proces
 of this process, which sends and adds, and that of the slowest worker. The fastest steps count. The data are MNIST's
 60,000 images, or random numbers of the same shape, for 1000 participants.
 
-The last table has the terms of the cost of larger simulations, from the plain engine with one thread: processor time per
-sample and per participant, and bytes between nodes.
+The last table has the terms of the cost of larger simulations, from the plain engine with one thread: processor time
+per sample and per participant, and bytes between nodes.
 """
 
 from __future__ import annotations

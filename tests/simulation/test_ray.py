@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cgd import Cell, Grid, InputError, LocalTraining, RayCluster, simulate
+from cgd import Cell, Grid, InputError, LocalTraining, MissingExtraError, RayCluster, simulate
 from cgd.cli import main
 from cgd.dp.settings import PrivacySettings
 from cgd.simulation import ray_cluster
@@ -113,6 +113,12 @@ def test_an_address_without_host_and_port_is_refused(address: str) -> None:
 def test_the_number_of_workers_is_a_positive_whole_number(workers: Any) -> None:
     with pytest.raises(InputError, match="workers is"):
         RayCluster("local", workers)
+
+
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cgd.extras.find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'cgd\[ray\]'"):
+        simulate(fully_connected(FEATURES, 8, 3), blocks(5), steps=2, lr=0.5, engine="ray", progress=False)
 
 
 @pytest.mark.parametrize("prefix", ["", "ray://"])

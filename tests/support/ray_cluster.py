@@ -95,13 +95,13 @@ def main() -> None:
 
                 def kill_node(step: int, _: Any) -> None:
                     if step == 2:
-                        cluster.remove_node(second, allow_graceful=False)
+                        cluster.remove_node(second, allow_graceful=False)  # type: ignore[no-untyped-call]
 
                 lost = run("one column", engine=cgd.RayCluster(workers=4), on_step=kill_node)
                 found["one column, node killed"] = digest(lost)
                 found["losses"] = [each.losses for each in lost.workers]
         finally:
-            cluster.shutdown()
+            cluster.shutdown()  # type: ignore[no-untyped-call]
     found["left"] = len(processes_of(folder)) - 1
     json.dump(found, sys.stdout)
 
