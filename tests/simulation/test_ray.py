@@ -218,4 +218,4 @@ def test_the_command_line_computes_on_a_local_cluster(tmp_path: Path) -> None:
         results.append([json.loads(path.read_text()) for path in sorted(out.glob("*.json"))])
     assert len(results[0]) == 1
     assert results[0] == results[1]
-    assert "peak memory" in ended.stderr
+    assert " GB " in ended.stderr
