@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench demo-results leverage-results first-layer-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench ray-bench demo-results leverage-results first-layer-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture audit-picture structure coverage clean
 
 help:  ## list the commands
@@ -50,6 +50,9 @@ bench: .venv/installed  ## measure the cost of sums, noise, clipped gradients, s
 	$(BIN)/python benchmarks/record_gradients.py
 	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python benchmarks/tables.py
+
+ray-bench: .venv/installed-dev  ## measure the cost of a step on Ray workers of this machine, as ratios, and the terms of larger simulations
+	$(BIN)/python benchmarks/ray_workers.py
 
 demo-results: .venv/installed  ## run the demo and store its figures in results/demo.json
 	mkdir -p build && $(BIN)/cgd demo --json results/demo.json --plot build/demo.png

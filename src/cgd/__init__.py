@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cgd.errors import BudgetSpentError as BudgetSpentError
     from cgd.errors import CGDError as CGDError
     from cgd.errors import ClosedError as ClosedError
+    from cgd.errors import ClusterError as ClusterError
     from cgd.errors import DisagreementError as DisagreementError
     from cgd.errors import DivergenceError as DivergenceError
     from cgd.errors import FrameError as FrameError
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
     from cgd.simulation.local_training import LocalTraining as LocalTraining
     from cgd.simulation.module_engine import Ring as Ring
     from cgd.simulation.population import participant_seed as participant_seed
+    from cgd.simulation.ray_cluster import RayCluster as RayCluster
+    from cgd.simulation.ray_cluster import WorkerReport as WorkerReport
     from cgd.simulation.result import Evaluation as Evaluation
     from cgd.simulation.result import History as History
     from cgd.simulation.result import SimulationResult as SimulationResult
@@ -77,6 +80,7 @@ _NAMES = {
         "BudgetSpentError",
         "CGDError",
         "ClosedError",
+        "ClusterError",
         "DisagreementError",
         "DivergenceError",
         "FrameError",
@@ -121,6 +125,7 @@ _NAMES = {
     "simulation.module_engine": ("Ring",),
     "simulation.local_training": ("LocalTraining",),
     "simulation.population": ("participant_seed",),
+    "simulation.ray_cluster": ("RayCluster", "WorkerReport"),
     "simulation.simulate": ("simulate",),
 }
 _MODULE_OF = {name: f"cgd.{module}" for module, names in _NAMES.items() for name in names}

@@ -5,6 +5,7 @@
     │   ├── RangeError                    a value does not fit the fixed-point encoding
     │   └── MembershipError               too few members, or not the members of this sum
     ├── DivergenceError                   a training loss is no longer finite
+    ├── ClusterError                      workers of a simulation cannot be started or are lost again and again
     ├── ProtocolError
     │   ├── LocalProtocolError            this side called the protocol out of order
     │   ├── WeightError                   the members' weights do not sum to one
@@ -81,6 +82,10 @@ class MembershipError(InputError):
 
 class DivergenceError(CGDError):
     """A training loss is no longer finite."""
+
+
+class ClusterError(CGDError):
+    """The workers of a simulation on a cluster cannot be started, or are lost again and again."""
 
 
 class ProtocolError(CGDError):

@@ -18,7 +18,8 @@ from torch.nn import functional
 from cgd import Grid
 from cgd.simulation import first_layer
 from cgd.simulation.first_layer import MIN_BLOCK_SAMPLES, MIN_DENSE_FRACTION, BlockedSamples
-from cgd.simulation.fused_engine import SHARDS, FusedEngine, Network, kernel_loss
+from cgd.simulation.fused_engine import FusedEngine, Network, kernel_loss
+from cgd.simulation.fused_rows import SHARDS
 from cgd.simulation.kernels import CROSS_ENTROPY, SQUARED_ERROR, STRIPE_MEMBERS, TILE_SAMPLES
 from cgd.simulation.module_engine import ModuleEngine
 from cgd.simulation.population import Participants

@@ -13,12 +13,15 @@ from cgd.cli.base import app
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.progress import Progress
 
     from cgd.experiments.experiment_file import Experiment, RunEntry
     from cgd.experiments.runner import ResultStore
     from cgd.experiments.spec import RunSpec
     from cgd.simulation.loop import OnStep
+    from cgd.simulation.ray_cluster import RayCluster, WorkerReport
     from cgd.simulation.result import History
 
 
@@ -163,8 +166,15 @@ def simulate(
     out: Annotated[Path, typer.Option(help="The folder for results.")] = Path("cgd-simulation"),
     data_dir: DataDir = None,
     only: Only = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Compute on a Ray cluster: local, auto, HOST:PORT, ray://HOST:PORT."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="With --ray: the number of workers [all processors].")] = None,
 ) -> None:
     """Simulate the federations that a TOML file describes; write a table, a plot and JSON files."""
+    if workers is not None and ray is None:
+        raise InputError(f"--workers is {workers} and there is no --ray; add --ray local, or leave --workers out")
     from cgd.experiments import experiment_file
     from cgd.experiments import reproduce as paper
     from cgd.experiments.runner import ResultStore
@@ -176,11 +186,43 @@ def simulate(
         (experiment,) = paper.select([experiment], chosen, only)
     runs = [run for entry in paper.entries_of(experiment, chosen) for run in entry.runs]
     store.prepare(runs, fresh=not resume)
-    _run_experiment(experiment, chosen, store, data_dir, plot=only is None)
+    if ray is None:
+        _run_experiment(experiment, chosen, store, data_dir, plot=only is None)
+        return
+    from cgd.simulation.ray_cluster import RayCluster
+
+    last: list[WorkerReport] = []
+
+    def keep(reports: Sequence[WorkerReport]) -> None:
+        last[:] = reports
+
+    with RayCluster(ray, workers).connected():  # once for all runs
+        cluster = RayCluster(workers=workers, on_report=keep)
+        _run_experiment(experiment, chosen, store, data_dir, plot=only is None, cluster=cluster)
+    if last:
+        _print_workers(last)
+
+
+def _print_workers(workers: Sequence[WorkerReport]) -> None:
+    """Print what the workers of the last run have used, on standard error."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("worker", "node", "participants", "samples", "processor time", "peak memory", "losses")
+    for each in workers:
+        used = f"{each.seconds:.1f} s", f"{each.peak_memory / 1e9:.2f} GB", str(each.losses)
+        table.add_row(str(each.number), each.node, f"{each.participants:,}", f"{each.samples:,}", *used)
+    Console(stderr=True).print(table)
 
 
 def _run_experiment(
-    experiment: Experiment, scale: str, store: ResultStore, data_dir: Path | None, *, plot: bool
+    experiment: Experiment,
+    scale: str,
+    store: ResultStore,
+    data_dir: Path | None,
+    *,
+    plot: bool,
+    cluster: RayCluster | None = None,
 ) -> None:
     """Run the missing runs, then print the table; draw the plot, unless it would replace that of all runs."""
     from rich.console import Console
@@ -209,7 +251,7 @@ def _run_experiment(
             return on_step
 
         try:
-            outcome = paper.run(experiment, scale, store, data_dir, watch)
+            outcome = paper.run(experiment, scale, store, data_dir, watch, cluster)
         except KeyboardInterrupt:
             typer.echo("interrupted; the same command continues from the last checkpoint", err=True)
             raise

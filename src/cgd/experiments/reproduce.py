@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cgd.experiments.experiment_file import Experiment, RunEntry
     from cgd.experiments.spec import RunSpec
     from cgd.simulation.loop import OnStep
+    from cgd.simulation.ray_cluster import RayCluster
 
     ProgressListener = Callable[[RunEntry, RunSpec], OnStep]
 
@@ -135,7 +136,12 @@ def stored_results(experiment: Experiment, scale: str, store: ResultStore) -> Ex
 
 
 def run(
-    experiment: Experiment, scale: str, store: ResultStore, data_dir: Path | None, listener: ProgressListener
+    experiment: Experiment,
+    scale: str,
+    store: ResultStore,
+    data_dir: Path | None,
+    listener: ProgressListener,
+    cluster: RayCluster | None = None,
 ) -> ExperimentResult:
     """Run the runs that have no result yet, and return all results.
 
@@ -145,6 +151,7 @@ def run(
         store: folder of results.
         data_dir: folder to search first for data sets.
         listener: function of an entry and one of its runs that returns the callback for the steps of the run.
+        cluster: Ray cluster that computes, see `runner.CLUSTER_METHODS`; None to compute in this process.
     """
     entries = entries_of(experiment, scale)
     for entry in entries:  # check all runs before the first is trained
@@ -156,7 +163,7 @@ def run(
     found = []
     for entry in entries:
         with _name_in_errors(entry):
-            results = [store.run(each, data_dir, listener(entry, each)) for each in entry.runs]
+            results = [store.run(each, data_dir, listener(entry, each), cluster) for each in entry.runs]
             found.append(EntryResult(entry, tuple(results)))
     return ExperimentResult(experiment, scale, found)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 import os
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -18,6 +17,7 @@ from torch import nn
 import cgd
 from cgd.errors import InputError
 from cgd.experiments import data_files, datasets, normalisation, own_data, privacy_table, theory
+from cgd.experiments.rounding import finite, rounded
 from cgd.experiments.spec import ADAM_RULES, RunSpec
 from cgd.files import write_file
 from cgd.json_files import convert
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cgd.optim.grid import Block, Cell
     from cgd.simulation.baselines import BaselineSettings
     from cgd.simulation.loop import OnStep
+    from cgd.simulation.ray_cluster import RayCluster
     from cgd.simulation.result import Evaluation, SimulationResult
 
 
@@ -81,7 +82,7 @@ class RunResult:
             "cgd": self.version,
             "spec": self.spec.as_json(),
             **self.extra,
-            "history": _rounded(self.history.as_json()),
+            "history": rounded(self.history.as_json()),
         }
 
     @classmethod
@@ -92,7 +93,7 @@ class RunResult:
             InputError: the file is not a result.
         """
         try:
-            content = json.loads(path.read_text(), parse_float=_finite, parse_constant=_finite)
+            content = json.loads(path.read_text(), parse_float=finite, parse_constant=finite)
             if content.pop("format") != FORMAT:
                 raise ValueError("another format")
             table = content.pop("spec")
@@ -151,8 +152,14 @@ class ResultStore:
             for part in filter(None, (spec, spec.shared_part)):
                 self.checkpoint(part).unlink(missing_ok=True)
 
-    def run(self, spec: RunSpec, data_dir: Path | None = None, on_step: OnStep = lambda *_: None) -> RunResult:
-        """Return the stored result of this run, or run it; resume if there is a checkpoint.
+    def run(
+        self,
+        spec: RunSpec,
+        data_dir: Path | None = None,
+        on_step: OnStep = lambda *_: None,
+        cluster: RayCluster | None = None,
+    ) -> RunResult:
+        """Return the stored result of this run, or run it, perhaps on a cluster; resume if there is a checkpoint.
 
         Steps that it shares with other runs are run once: their checkpoint stays.
         """
@@ -162,16 +169,20 @@ class ResultStore:
         checkpoint = self.checkpoint(spec)
         self.prepare([spec])
         if spec.shared_part and not checkpoint.exists():
-            execute(spec.shared_part, data_dir, self.checkpoint(spec.shared_part), on_step)
+            execute(spec.shared_part, data_dir, self.checkpoint(spec.shared_part), on_step, cluster)
             write_file(checkpoint, self.checkpoint(spec.shared_part).read_bytes())
-        result = execute(spec, data_dir, checkpoint, on_step)
+        result = execute(spec, data_dir, checkpoint, on_step, cluster)
         write_file(self.path(spec), json.dumps(result.as_json()) + "\n")
         checkpoint.unlink(missing_ok=True)
         return RunResult.read(self.path(spec))
 
 
 def execute(
-    spec: RunSpec, data_dir: Path | None = None, checkpoint: Path | None = None, on_step: OnStep = lambda *_: None
+    spec: RunSpec,
+    data_dir: Path | None = None,
+    checkpoint: Path | None = None,
+    on_step: OnStep = lambda *_: None,
+    cluster: RayCluster | None = None,
 ) -> RunResult:
     """Run a spec and return its result, without storing it."""
     data = load_data(spec, data_dir)
@@ -188,6 +199,7 @@ def execute(
         evaluate_every=spec.evaluation_interval,
         checkpoint=checkpoint,
         on_step=on_step,
+        engine=cluster if cluster is not None and spec.method in CLUSTER_METHODS else "auto",
     )
     return _METHODS[spec.method](spec, settings)
 
@@ -262,7 +274,7 @@ def _spent(spec: RunSpec, settings: BaselineSettings, result: SimulationResult) 
     if result.spent is None or spec.privacy is None:
         return {}
     spent = normalisation.spent_with_mean(spec, spec.privacy, settings.blocks, result.spent)
-    return {"spent": _rounded(spent._asdict())}
+    return {"spent": rounded(spent._asdict())}
 
 
 def _local(spec: RunSpec, settings: BaselineSettings) -> RunResult:
@@ -285,6 +297,9 @@ def _dp_sgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
     extra = {"epsilon_spent": result.epsilon_spent, "noise_multiplier": result.noise_multiplier}
     return RunResult(spec, result.history, cgd.__version__, extra)
 
+
+CLUSTER_METHODS = ("cgd", "fedsgd", "fedavg")
+"""The methods with many participants in floats; the others have one model, and are computed in this process."""
 
 _METHODS = {
     "cgd": _cgd,
@@ -380,20 +395,3 @@ def _digest(displacement: dict[str, torch.Tensor]) -> str:
     for part in displacement.values():
         state.update(part.contiguous().numpy().data)
     return state.hexdigest()
-
-
-def _finite(text: str) -> float:
-    """Return a number of a JSON file."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"the number {text} is not finite")
-    return number
-
-
-def _rounded(value: Any) -> Any:
-    """Round to six significant digits: enough for a curve, and the file stays small."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Layer 5: simulation of all participants in one process."""
+"""Layer 5: simulation of all participants in one process, or on a cluster."""
 
 from cgd.extras import require
 

@@ -7,37 +7,33 @@ participants. In `towers` each participant has few features, so its first layer 
 
 from __future__ import annotations
 
-import math
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import scipy.linalg.cython_blas  # noqa: F401  matrix products of the kernels: only a loaded library can be limited
 import torch
-from threadpoolctl import threadpool_limits
 from torch import nn
 
-from cgd.errors import InputError
-from cgd.optim.grid import Cell
 from cgd.simulation import kernels, vectors
-from cgd.simulation.first_layer import BlockedSamples, SparseRows, add_products_of_samples
-from cgd.simulation.population import as_labels
-from cgd.simulation.vectors import draw_normals
+from cgd.simulation.fused_rows import (
+    FusedRows,
+    divide,
+    head_size,
+    is_towers,
+    multiplies_zeros,
+    rows_of,
+    samples_of_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     import numpy.typing as npt
 
+    from cgd.simulation.fused_rows import Chunks, Floats, Part, Sums
     from cgd.simulation.population import Participants
-
-    Floats = npt.NDArray[np.float32]
-
-SHARDS = 16
-"""Parts of the samples that are summed separately; the same on every machine, because the last bits depend on it."""
+    from cgd.simulation.ray_cluster import RayCluster, WorkerReport
 
 ACTIVATIONS = {
     nn.Identity: vectors.IDENTITY,
@@ -92,12 +88,43 @@ class Network:
         return cls(tuple(each.out_features for each in linear), biased[0], biased[1:], activation)
 
 
-@dataclass
-class _Chunk:
-    """Rows of the grid, and the origins of their participants if they fit in memory."""
+class PartSums(Protocol):
+    """Computes the sums of all parts: in this process, or on a cluster."""
 
-    rows: range
-    origins: tuple[Floats, Floats] | None = None
+    workers: tuple[WorkerReport, ...]
+
+    def running(self) -> AbstractContextManager[object]:
+        """Return the context in which sums can be computed."""
+
+    def part_sums(self, displacement: Floats, step: int) -> Iterator[Sums]:
+        """Yield the gradient sums of the parts, in order: of layer 1, its biases, layers 2…N, and of the losses."""
+
+
+@dataclass(frozen=True)
+class RowsFactory:
+    """Creates rows of a simulation, from what a worker of a cluster receives.
+
+    Attributes:
+        participants: simulated participants; only `samples` uses their data.
+        network: their network.
+        loss: constant of the loss, from `kernel_loss`.
+        memory: most bytes for origins in memory.
+        dense: multiply the zeros of samples, too.
+    """
+
+    participants: Participants
+    network: Network
+    loss: int
+    memory: float
+    dense: bool
+
+    def create(self, chunks: Chunks, samples: tuple[Floats, Floats]) -> FusedRows:
+        """Return the rows that have these parts, with their samples and targets."""
+        return FusedRows(self.participants, self.network, self.loss, self.memory, chunks, samples, dense=self.dense)
+
+    def samples(self, rows: range) -> tuple[Floats, Floats]:
+        """Return the samples and targets of some rows."""
+        return samples_of_rows(self.participants, self.network, self.loss, rows)
 
 
 class FusedEngine:
@@ -108,43 +135,45 @@ class FusedEngine:
         network: their network, from `Network.from_model`.
         loss: constant of the loss, from `kernel_loss`.
         memory: most bytes for origins in memory; the others are drawn again in every step.
+        cluster: Ray cluster whose workers compute the sums of the parts; None to compute them in this process.
     """
 
     name = "fused"
 
-    def __init__(self, participants: Participants, network: Network, loss: int, memory: float) -> None:
-        self._participants, self._network, self._loss = participants, network, loss
-        self._towers = participants.mode == "towers" and participants.grid.columns > 1
-        x = _all_samples(participants)
-        self._column_offsets = np.cumsum(
-            [0, *(participants.blocks[Cell(0, c)].x.shape[1] for c in range(participants.grid.columns))]
-        )
-        self._features = x.shape[1]
+    def __init__(
+        self, participants: Participants, network: Network, loss: int, memory: float, cluster: RayCluster | None = None
+    ) -> None:
+        self._participants, self._network = participants, network
+        self._towers = is_towers(participants)
         self._weight, *self._bias = participants.first_layer
-        expected = participants.layout.columns[0][self._weight][1][1]
-        if participants.grid.columns == 1 and expected != self._features:
-            raise InputError(
-                f"the model takes {expected} features and the samples have {self._features}; build it for all of them"
-            )
-        self._targets = _targets(participants, network.widths[-1], self._loss)
-        self._row_offsets = np.cumsum([0, *participants.samples])
-        self._net = (
-            np.array(network.widths),
-            np.array([*network.biased, False]),  # never empty, so that numba can infer its type
-            network.activation,
-            self._loss,
-        )
-        self._head_size = _head_size(network)
-        self._chunks = list(self._split_rows(memory))
-        shards = [self._shards(chunk) for chunk in self._chunks]
-        self._samples = SparseRows.of(x) if self._towers else BlockedSamples.of(x, shards, network.widths[0])
-        self._origin_z = np.zeros((0, 0) if self._towers else (len(x), network.widths[0]), np.float32)
+        self._head_size = head_size(network)
+        columns = participants.grid.columns
+        self._column_offsets = np.cumsum([0, *(views[self._weight][1][1] for views in participants.layout.columns)])
+        self._features = int(self._column_offsets[-1])
+        row_bytes = 4 * columns * self._head_size
+        if self._towers:
+            row_bytes += 4 * network.widths[0] * (self._features + columns * network.first_bias)
+        self._chunks = self._divide(row_bytes, memory)
         self._step = 0
-        for chunk in () if participants.fresh_origins else self._chunks:
-            origins = self._draw_origins(chunk.rows, all_layers=True)
-            limit = memory if len(self._chunks) == 1 else memory * 3 / 4  # leaves a quarter for a chunk that is drawn
-            if self._cached_bytes + sum(each.nbytes for each in origins) <= limit:
-                chunk.origins = origins
+        if cluster is None:
+            samples = samples_of_rows(participants, network, loss, range(participants.grid.rows))
+            dense = multiplies_zeros(int(np.count_nonzero(samples[0])), samples[0].size)
+            self._rows: PartSums = self._factory(loss, memory, dense=dense).create(self._chunks, samples)
+        else:
+            from cgd.simulation.ray_workers import RayWorkers
+
+            counts = [(0, 0)]
+            for chunk in self._chunks:  # all samples together may not fit into memory once more
+                x, _ = samples_of_rows(participants, network, loss, rows_of([chunk]))
+                counts.append((int(np.count_nonzero(x)), x.size))
+            dense = multiplies_zeros(*map(sum, zip(*counts, strict=True)))
+            self._rows = RayWorkers(cluster, self._factory(loss, memory, dense=dense), self._chunks)
+
+    def _divide(self, row_bytes: int, memory: float) -> list[list[Part]]:
+        return divide(self._participants.samples, row_bytes, memory, whole_rows=False)
+
+    def _factory(self, loss: int, memory: float, *, dense: bool) -> RowsFactory:
+        return RowsFactory(self._participants, self._network, loss, memory, dense)
 
     @property
     def summation_order(self) -> str:
@@ -152,44 +181,38 @@ class FusedEngine:
         chunks = f" in {len(self._chunks)} chunks" if len(self._chunks) > 1 else ""
         return f"{type(self).__name__}{chunks}"
 
+    def running(self) -> AbstractContextManager[object]:
+        """Return the context in which sums can be computed."""
+        return self._rows.running()
+
     @property
-    def _cached_bytes(self) -> int:
-        return sum(each.nbytes for chunk in self._chunks if chunk.origins for each in chunk.origins)
+    def workers(self) -> tuple[WorkerReport, ...]:
+        """The reports of the cluster's workers after the last step; none without a cluster."""
+        return self._rows.workers
 
     def gradient_sum(self, displacement: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Return the gradient of the mean loss over all samples with respect to the displacement, and that loss.
 
         Shared layers are averaged over the columns, as by the weights of the optimiser.
         """
-        first, first_bias, head = self._unpack(displacement.numpy())
-        kernel = kernels.towers_gradient if self._towers else kernels.joint_gradient
-        totals, loss = [np.zeros_like(each, dtype=np.float64) for each in (first, first_bias, head)], 0.0
-        with kernel_threads() as pool:
-            for chunk in self._chunks:
-                firsts, heads = self._origins_of(chunk)
-                shared = (
-                    self._row_offsets,
-                    self._column_offsets,
-                    self._samples,
-                    self._targets,
-                    firsts if self._towers else self._origin_z,
-                )
-                arguments = (*shared, first, first_bias, heads, chunk.rows.start, head, self._net)
-                ends = self._shards(chunk)
-                run = partial(_run, kernel, arguments)
-                for *parts, part_loss in pool.map(run, ends[:-1], ends[1:]):
-                    loss += part_loss
-                    with np.errstate(
-                        invalid="ignore"
-                    ):  # a diverging run: its loss is not finite, which the loop checks
-                        for total, part in zip(totals, parts, strict=True):
-                            total += part
+        totals, loss = self._add_parts(displacement)
         samples, columns = self._participants.total_samples, self._participants.grid.columns
         # In `joint` the losses of all columns depend on layer 1, and the objective is their mean.
         first_weight = samples if self._towers else samples * columns
-        self._step += 1
         gradient = self._pack(totals[0] / first_weight, totals[1] / first_weight, totals[2] / (samples * columns))
         return torch.from_numpy(gradient), loss / (samples * columns)
+
+    def _add_parts(self, displacement: torch.Tensor) -> tuple[list[npt.NDArray[np.float64]], float]:
+        """Return the sums of a step over all parts, added in order: layer 1, its biases, layers 2…N; and the loss."""
+        width, biases = self._network.widths[0], self._participants.grid.columns * self._network.first_bias
+        totals, loss = [np.zeros(shape) for shape in ((self._features, width), (biases, width), self._head_size)], 0.0
+        for *parts, part_loss in self._rows.part_sums(displacement.numpy(), self._step):
+            loss += part_loss
+            with np.errstate(invalid="ignore"):  # a diverging run: its loss is not finite, which the loop checks
+                for total, part in zip(totals, parts, strict=True):
+                    total += part
+        self._step += 1
+        return totals, loss
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps if it decides the origins; otherwise a step changes the displacement only."""
@@ -199,152 +222,15 @@ class FusedEngine:
         """Restore the state that `state_dict` returned."""
         self._step = state.get("step", 0)
 
-    def _origins_of(self, chunk: _Chunk) -> tuple[Floats, Floats]:
-        """Return the origins of a chunk in this step, stored or drawn."""
-        if self._participants.fresh_origins:
-            return self._draw_origins(chunk.rows, all_layers=True)
-        return chunk.origins or self._draw_origins(chunk.rows, all_layers=self._towers)
-
-    def _split_rows(self, memory: float) -> Iterator[_Chunk]:
-        """Split the rows into chunks; if not all origins fit in memory, a chunk's origins take a quarter of it."""
-        grid = self._participants.grid
-        per_row = 4 * grid.columns * self._head_size
-        if self._towers:
-            per_row += 4 * self._network.widths[0] * (self._features + grid.columns * self._network.first_bias)
-        chunk_rows = grid.rows if per_row * grid.rows <= memory else max(1, int(memory / 4 / max(per_row, 1)))
-        for start in range(0, grid.rows, chunk_rows):
-            yield _Chunk(range(start, min(start + chunk_rows, grid.rows)))
-
-    def _shards(self, chunk: _Chunk) -> npt.NDArray[np.int64]:
-        """Return the bounds of the parts of a chunk's samples that are summed separately."""
-        start, end = self._row_offsets[chunk.rows.start], self._row_offsets[chunk.rows.stop]
-        return np.linspace(start, end, min(SHARDS, end - start) + 1).astype(np.int64)
-
-    def _draw_origins(self, rows: range, *, all_layers: bool) -> tuple[Floats, Floats]:
-        """Draw the origins of some rows: those of layer 1 (in `towers`) and of the heads.
-
-        With `all_layers` and without towers, also compute the rows' part of `_origin_z`.
-        """
-        grid, width = self._participants.grid, self._network.widths[0]
-        height = self._features + grid.columns * self._network.first_bias
-        heads = np.empty((len(rows) * grid.columns, self._head_size), np.float32)
-        firsts = np.empty((len(rows) if self._towers else 0, height, width), np.float32)
-
-        def draw_row(index: int) -> None:
-            row = rows[index]
-            first = firsts[index] if self._towers else np.empty((height, width), np.float32)
-            for column in range(grid.columns):
-                head = heads[index * grid.columns + column]
-                self._draw_origin(Cell(row, column), first if all_layers else None, head)
-            if all_layers and not self._towers:
-                start, end = self._row_offsets[row], self._row_offsets[row + 1]
-                self._origin_z[start:end] = first[self._features :].sum(axis=0)
-                weights = first[: self._features]
-                add_products_of_samples(start, end, self._samples, weights, self._origin_z[start:end])
-
-        with kernel_threads() as pool:
-            list(pool.map(draw_row, range(len(rows))))
-        return firsts, heads
-
-    def _draw_origin(self, cell: Cell, first: Floats | None, head: Floats) -> None:
-        """Draw a participant's start + origin into `head` and, if given, into its part of the row's `first` layer."""
-        origin, start = self._participants.training_origin(cell, self._step), self._participants.starts[cell.column]
-        offset = 0
-        for name, shape in origin.shapes.items():
-            count = math.prod(shape)
-            if name not in self._participants.first_layer:
-                numbers = head[offset : offset + count]
-                offset += count
-            elif first is not None:
-                numbers = np.empty(count, np.float32)
-            else:
-                continue
-            draw_normals(origin.key(name), origin.delta, numbers)
-            if start:
-                numbers += start[name].numpy().reshape(-1)
-            if first is not None and name in self._participants.first_layer:
-                if name == self._weight:
-                    first[self._column_slice(cell.column)] = numbers.reshape(shape).T
-                else:
-                    first[self._features + cell.column] = numbers
-
-    def _column_slice(self, column: int) -> slice:
-        return slice(self._column_offsets[column], self._column_offsets[column + 1])
-
-    def _unpack(self, flat: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return the displacement in the kernels' layout: layer 1 by features, its biases by columns, and the head."""
-        layout, width = self._participants.layout, self._network.widths[0]
-        columns = self._participants.grid.columns
-        first = np.empty((self._features, width), np.float32)
-        bias = np.empty((columns if self._network.first_bias else 0, width), np.float32)
-        for column in range(columns):
-            views = layout.columns[column]
-            first[self._column_slice(column)] = flat[views[self._weight][0]].reshape(width, -1).T
-            if self._network.first_bias:
-                bias[column] = flat[views[self._bias[0]][0]]
-        return first, bias, flat[len(flat) - self._head_size :]
-
     def _pack(self, first: npt.NDArray[Any], bias: npt.NDArray[Any], head: npt.NDArray[Any]) -> Floats:
         """Return gradients in the kernels' layout as one flat vector, in the layout of the displacement."""
         layout = self._participants.layout
         flat = np.empty(layout.size, np.float32)
         for column in range(self._participants.grid.columns):
             views = layout.columns[column]
-            flat[views[self._weight][0]] = first[self._column_slice(column)].T.reshape(-1)
+            start, end = self._column_offsets[column : column + 2]
+            flat[views[self._weight][0]] = first[start:end].T.reshape(-1)
             if self._network.first_bias:
                 flat[views[self._bias[0]][0]] = bias[column]
         flat[layout.size - self._head_size :] = head
         return flat
-
-
-@contextmanager
-def kernel_threads() -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool whose threads run kernels in parallel; each matrix product uses one thread, for the same bits."""
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool, threadpool_limits(1, "blas"):
-        yield pool
-
-
-def _run(kernel: Callable[..., Any], arguments: tuple[Any, ...], start: int, end: int) -> Any:
-    return kernel(start, end, *arguments)
-
-
-def _head_size(network: Network) -> int:
-    sizes = zip(network.widths, network.widths[1:], network.biased, strict=False)
-    return sum(inputs * outputs + biased * outputs for inputs, outputs, biased in sizes)
-
-
-def _all_samples(participants: Participants) -> Floats:
-    """Return all samples with all features, row by row."""
-    blocks, grid = participants.blocks, participants.grid
-    rows = [
-        np.concatenate([np.asarray(blocks[Cell(row, column)].x, np.float32) for column in range(grid.columns)], axis=1)
-        for row in range(grid.rows)
-    ]
-    return np.concatenate(rows)
-
-
-def _targets(participants: Participants, outputs: int, loss: int) -> Floats:
-    """Return the target outputs of all samples; raise InputError if the labels do not fit the loss and the outputs."""
-    blocks, grid = participants.blocks, participants.grid
-    y = torch.cat([as_labels(blocks[Cell(row, 0)].y, torch.float32) for row in range(grid.rows)])
-    if loss == kernels.CROSS_ENTROPY and not y.is_floating_point():
-        if not 0 <= int(y.min()) <= int(y.max()) < outputs:
-            raise InputError(
-                f"the labels range from {int(y.min())} to {int(y.max())} and the model has {outputs} outputs; "
-                "number the classes from 0, and give the model one output per class"
-            )
-        y = nn.functional.one_hot(y, outputs).float()
-    if loss == kernels.CROSS_ENTROPY and y.ndim == 1:
-        raise InputError(
-            "the labels are floats; cross-entropy needs classes as whole numbers, convert them with y.long()"
-        )
-    if y.shape != (len(y), outputs):
-        raise InputError(
-            f"the labels have shape {tuple(y.shape)} and the outputs {(len(y), outputs)}; reshape the labels"
-        )
-    if loss == kernels.CROSS_ENTROPY and not torch.allclose(y.sum(dim=1), torch.ones(len(y)), atol=1e-4):
-        raise InputError(
-            "the labels of a sample are probabilities that do not sum to one; normalise them, or set engine='modules'"
-        )
-    targets: Floats = y.float().contiguous().numpy()
-    return targets

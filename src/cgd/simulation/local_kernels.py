@@ -36,18 +36,18 @@ def local_updates(
         head: displacement of layers 2…N.
         net: widths of the layers, flags of layers 2…N that have biases, activation, loss.
         plan: records of all batches, end of each batch, end of each participant's batches, epochs, Gram matrices, end
-            of each participant's Gram matrix, step size, momentum.
+            of each participant's Gram matrix, step size, momentum, samples of all participants of the simulation.
 
     Returns:
         The sums for layer 1, its biases and layers 2…N, and the sum of the losses, each with the weight n_l/n. The loss
         of a participant is the mean over its steps' records, each before its step.
     """
-    order, batch_ends, row_ends, epochs, grams, gram_ends, lr, momentum = plan
+    order, batch_ends, row_ends, epochs, grams, gram_ends, lr, momentum, total_samples = plan
     sums = np.zeros_like(first), np.zeros_like(first_bias), np.zeros_like(head)
     loss = 0.0
     for row in range(first_row, end_row):
         start, end = row_offsets[row], row_offsets[row + 1]
-        weight = np.float32((end - start) / row_offsets[-1])
+        weight = np.float32((end - start) / total_samples)
         before, after = (0 if row == 0 else row_ends[row - 1]), row_ends[row]
         ends = batch_ends[before:after]
         records = order[(0 if before == 0 else batch_ends[before - 1]) : ends[-1]]

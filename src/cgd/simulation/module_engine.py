@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,11 @@ from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
 from cgd.simulation.local_training import Work
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from cgd.simulation.local_training import Indices, LocalTraining
     from cgd.simulation.population import Loss, Participants
+    from cgd.simulation.ray_cluster import WorkerReport
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class ModuleEngine:
 
     name = "modules"
     summation_order = "ModuleEngine"
+    workers: tuple[WorkerReport, ...] = ()
 
     def __init__(
         self, participants: Participants, loss: Loss, ring: Ring | None, memory: float, work: Work | None = None
@@ -93,6 +98,10 @@ class ModuleEngine:
         total = torch.cat([each.total() for each in (*own, shared)])
         self._step += 1
         return total, loss
+
+    def running(self) -> AbstractContextManager[object]:
+        """Return a context that does nothing: sums can always be computed."""
+        return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step number and the module buffers, such as running means."""

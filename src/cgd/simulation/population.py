@@ -209,9 +209,17 @@ class Participants:
         """The number of samples of all rows, the paper's n."""
         return sum(self.samples)
 
+    def without_data(self, rows: range) -> Participants:
+        """Return a copy that can draw the origins of these rows, for a worker of a cluster: no data, no modules."""
+        part = copy.copy(self)
+        part.blocks, part.models, part.buffers = {}, [], {}
+        cells = [Cell(row, column) for row in rows for column in range(self.grid.columns)]
+        part._deltas = {cell: self._deltas[cell] for cell in {*cells, Cell(0, 0)}}  # r0c0 has the common origin
+        return part
+
     def origin(self, cell: Cell) -> Origin:
         """Return the private origin of this participant, the paper's w₁ˡ."""
-        if cell not in self.blocks:
+        if cell not in self._deltas:
             raise InputError(f"{cell} is not in a grid of {self.grid.rows} × {self.grid.columns}")
         if self._common_origin:
             # One model for all: each column draws its part of layer 1 from its own stream, the other layers are equal.

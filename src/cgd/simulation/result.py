@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cgd.optim.grid import Block
     from cgd.optim.origin import Origin
     from cgd.simulation.population import Loss, Participants
+    from cgd.simulation.ray_cluster import WorkerReport
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class SimulationResult:
         history: losses and evaluations of the run.
         engine: engine that computed the gradient sums, "fused" or "modules".
         flat_displacement: displacement as one vector: the first layers of all columns, then the shared layers.
+        workers: what each worker of a cluster has used, after the last step; none without a cluster.
         spent: what the openings of a run with `privacy` used: epsilon, delta, mu, openings; None without `privacy`.
     """
 
@@ -146,6 +148,7 @@ class SimulationResult:
         self._kept = None if validation is None else KeptModels(participants, validation, loss)
         self.flat_displacement = torch.zeros(participants.layout.size, dtype=participants.dtype)
         self.spent: Spent | None = None
+        self.workers: tuple[WorkerReport, ...] = ()
 
     def __repr__(self) -> str:
         grid = self._participants.grid

@@ -26,6 +26,7 @@ from cgd.simulation.loop import data_digest, describe_loss, evaluation_interval,
 from cgd.simulation.module_engine import Ring
 from cgd.simulation.population import Participants
 from cgd.simulation.private_engine import PrivateEngine, check_private
+from cgd.simulation.ray_cluster import RayCluster
 from cgd.simulation.result import History, SimulationResult
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def simulate(
     arithmetic: Literal["float", "ring"] = "float",
     ring: Ring | None = None,
     privacy: PrivacySettings | None = None,
-    engine: Literal["auto", "modules"] = "auto",
+    engine: Literal["auto", "modules", "ray"] | RayCluster = "auto",
     test: tuple[Any, Any] | None = None,
     evaluate_every: int | None = None,
     sample: int = 8,
@@ -119,7 +120,8 @@ def simulate(
         privacy: clip the gradient of every record and add noise, as real participants with `cgd.Privacy` do, with their
             bits in the arithmetic "ring"; for studies of utility, because all noise follows from the seed. Always
             computed by the engine "modules"; one column only.
-        engine: "auto" uses compiled kernels for fully-connected networks in single precision; "modules" never does.
+        engine: "auto" uses compiled kernels for fully-connected networks in single precision; "modules" never does;
+            "ray" or a `cgd.RayCluster` computes with these kernels on a cluster, to the same bits.
         test: held-out samples and labels; without them no participant is evaluated.
         evaluate_every: steps between evaluations; by default a hundredth of all steps.
         sample: number of participants to evaluate, drawn at random.
@@ -137,6 +139,7 @@ def simulate(
         InputError: the model, the blocks or a setting cannot be used, or the checkpoint belongs to another run.
         RangeError: a gradient exceeds the bound of the ring.
         DivergenceError: the loss is not finite; the last checkpoint holds an earlier, finite state.
+        ClusterError: workers of a cluster cannot be started, or are lost again and again.
 
     Examples:
         >>> import cgd, torch
@@ -152,10 +155,12 @@ def simulate(
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise InputError(f"steps is {steps!r}; it must be a whole number, at least 0")
-    if arithmetic not in ("float", "ring") or engine not in ("auto", "modules") or shared not in (None, "mean", "sum"):
+    cluster = RayCluster() if engine == "ray" else engine if isinstance(engine, RayCluster) else None
+    known = cluster is not None or engine in ("auto", "modules")
+    if arithmetic not in ("float", "ring") or not known or shared not in (None, "mean", "sum"):
         raise InputError(
             f"arithmetic is {arithmetic!r}, engine {engine!r} and shared {shared!r}; choose float or ring, "
-            "auto or modules, mean or sum"
+            "auto, modules, ray or a RayCluster, mean or sum"
         )
     if isinstance(build_model, torch.nn.Module) or not callable(build_model):
         raise InputError(f"build_model is a {type(build_model).__name__}; pass a function that builds the model")
@@ -210,7 +215,8 @@ def simulate(
         memory,
         work=work,
         privacy=privacy,
-        kernels=engine == "auto",
+        kernels=engine != "modules",
+        cluster=cluster,
     )
     settings = {
         **participants.checkpoint_settings(),
@@ -232,9 +238,10 @@ def simulate(
     def rules(step: int) -> tuple[UpdateRule, UpdateRule]:
         return rule(lr * factor(step)), rule(shared_lr * factor(step))
 
-    with _progress_bar(progress, steps) as update_bar:
+    with _progress_bar(progress, steps, result) as update_bar, chosen_engine.running():
 
         def after_step(step: int, history: History) -> None:
+            result.workers = chosen_engine.workers
             on_step(step, history)
             update_bar(step, history)
 
@@ -340,8 +347,8 @@ def step_factor(steps: int, mu: float, hold: int, schedule: Schedule | None) -> 
 
 
 @contextmanager
-def _progress_bar(enabled: bool, steps: int) -> Iterator[OnStep]:
-    """Show the latest loss and accuracy in a progress bar on standard error; yield the function that updates it."""
+def _progress_bar(enabled: bool, steps: int, result: SimulationResult) -> Iterator[OnStep]:
+    """Show the latest results, and the memory of workers, in a progress bar; yield the function that updates it."""
     if not enabled:
         yield lambda *_: None
         return
@@ -357,6 +364,9 @@ def _progress_bar(enabled: bool, steps: int) -> Iterator[OnStep]:
             if history.evaluations and history.evaluations[-1].accuracy:
                 accuracy = history.evaluations[-1].accuracy
                 description += f", accuracy {sum(accuracy) / len(accuracy):.2%}"
+            if result.workers:
+                memory = max(worker.peak_memory for worker in result.workers) / 1e9
+                description += f", {len(result.workers)} workers with up to {memory:.1f} GB"
             bar.update(task, completed=step, description=description)
 
         yield update

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cgd.simulation.local_training import LocalTraining
     from cgd.simulation.loop import OnStep
     from cgd.simulation.population import Delta, Loss, Mode
+    from cgd.simulation.ray_cluster import RayCluster
     from cgd.simulation.result import History, SimulationResult
     from cgd.simulation.simulate import Schedule
 
@@ -47,6 +48,7 @@ class BaselineSettings:
         evaluate_every: steps between evaluations.
         checkpoint: file to write to, and to resume from if it exists.
         on_step: callback after each step, with its number and the history.
+        engine: engine of simulations.
     """
 
     build_model: Callable[[], torch.nn.Module]
@@ -61,6 +63,7 @@ class BaselineSettings:
     evaluate_every: int | None = None
     checkpoint: str | os.PathLike[str] | None = None
     on_step: OnStep = lambda *_: None
+    engine: Literal["auto"] | RayCluster = "auto"
 
     def initial_model(self) -> torch.nn.Module:
         """Return the initial model for training on pooled data: the origin of r0c0 in a grid with one column."""
@@ -115,6 +118,7 @@ class BaselineSettings:
             fresh_origins=fresh_origins,
             arithmetic=arithmetic,
             privacy=privacy,
+            engine=self.engine,
             test=self.test,
             evaluate_every=self.evaluate_every,
             sample=sample,
