@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cgd.secagg.journal_entry import Step
     from cgd.transport.driver import Driver, Recovery, Traffic
     from cgd.transport.tap import Observer
+    from cgd.transport.waiting_times import WaitingTimes
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 
@@ -171,6 +172,11 @@ class Peers:
     def traffic(self) -> Traffic:
         """The counters of frames and bytes sent and received."""
         return self._driver.traffic
+
+    @property
+    def waiting(self) -> WaitingTimes | None:
+        """How long our program computed, summed and waited until now, and for whom; None in one process."""
+        return self._driver.waiting
 
     @property
     def resolution(self) -> float:
