@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cgd.federation.config import Federation
-from support.federation_files import BLOCKS, KEYS, block, text
+from support.federation_files import BLOCKS, block, text
 from support.in_process import wait_until
 
 if TYPE_CHECKING:

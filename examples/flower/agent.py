@@ -123,8 +123,8 @@ class Agent:
             last = json.loads((self.folder / "run" / "history.jsonl").read_bytes().splitlines()[-1])
         except (OSError, ValueError, IndexError):
             return {}
-        numbers = {name: last.get(name) for name in self.shown} if isinstance(last, dict) else {}
-        return {name: x for name, x in numbers.items() if type(x) in (int, float) and math.isfinite(x)}
+        chosen = [(name, last.get(name)) for name in self.shown] if isinstance(last, dict) else []
+        return {name: x for name, x in chosen if isinstance(x, int | float) and math.isfinite(x)}
 
 
 class Handler(socketserver.StreamRequestHandler):
