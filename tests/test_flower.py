@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +31,9 @@ EXAMPLE = ROOT / "examples" / "flower"
 ENVIRONMENT = ROOT / ".venv" / "flower"
 NAMES = ("ada", "bob", "cleo")
 STEPS = 20
+# 127.0.0.1, the same in IPv6, and ::1, in /proc/net/tcp and tcp6; LISTENING is the state there.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+LISTENING = "0A"
 SECONDS = 500.0  # of a machine that does much else
 
 pytestmark = [
@@ -57,16 +63,21 @@ class Lab:
         path = f"{ENVIRONMENT / 'bin'}{os.pathsep}{os.environ['PATH']}"
         switched_off = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
         agents = os.pathsep.join(str(folder / f"{name}.sock") for name in NAMES)
+        # Ray joins a cluster that it finds in its folder, and listens on all interfaces if clusters are allowed.
+        self.ray = Path(tempfile.mkdtemp(prefix="ray"))  # a short path, for the sockets in it
+        switched_off |= {"RAY_TMPDIR": str(self.ray), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         own = {"FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1", "CGD_AGENTS": agents, **switched_off}
         self.environment = {**os.environ, **own}
         self.federation = write_federation(folder, NAMES, steps=STEPS)
+
+    def start_agents(self) -> None:
         digest = Federation.load(self.federation).digest
         for seed, name in enumerate(NAMES):
-            write_csv(folder / f"{name}.csv", table(60, seed))
+            write_csv(self.folder / f"{name}.csv", table(60, seed))
             shown = () if name == "bob" else ("step", "everyone_validation_loss")
             files = ("--data", f"{name}.csv", "--key", f"{name}.key", "--digest", digest, "--socket", f"{name}.sock")
             self.start("python", str(EXAMPLE / "agent.py"), "--as", name, *files, "--show", *shown)
-        self.until(lambda: all((folder / f"{name}.sock").exists() for name in NAMES))
+        self.until(lambda: all((self.folder / f"{name}.sock").exists() for name in NAMES))
 
     def start(self, *command: str) -> None:
         with open(self.folder / f"{len(self.processes)}-{Path(command[0]).name}.log", "wb") as log:
@@ -90,17 +101,17 @@ class Lab:
         command = [program, "run", str(EXAMPLE / "app"), "lab", "--stream", "--run-config", settings, *options]
         deadline = time.monotonic() + SECONDS
         while True:
-            finished = subprocess.run(
-                command,
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-                check=False,
-            )
-            if "Successfully started run" in finished.stdout or time.monotonic() > deadline:
-                return finished.stdout + finished.stderr
-            time.sleep(0.5)
+            log = self.folder / "flwr-run.log"
+            with log.open("wb") as output:
+                running = subprocess.Popen(command, env=self.environment, stdout=output, stderr=output)
+            self.processes.append(running)
+            while running.poll() is None:
+                assert time.monotonic() < deadline, self.logs()
+                assert self.listening() <= LOOPBACK
+                time.sleep(0.5)
+            if "Successfully started run" in log.read_text():
+                assert self.listening()
+                return log.read_text()
 
     def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + SECONDS
@@ -122,6 +133,21 @@ class Lab:
                 continue
         return found
 
+    def listening(self) -> set[str]:
+        """Return the addresses at which processes of this lab listen, as Linux writes them."""
+        sockets = {}
+        for table_of in ("tcp", "tcp6"):
+            for line in Path("/proc/net", table_of).read_text().splitlines()[1:]:
+                _, local, _, state, *more = line.split()
+                if state == LISTENING:
+                    sockets[f"socket:[{more[5]}]"] = local.partition(":")[0]
+        found = set()
+        for process_id in self.own_processes():
+            for descriptor in Path("/proc", str(process_id), "fd").glob("*"):
+                with suppress(OSError):  # it was closed, or the process has ended
+                    found.add(sockets.get(os.readlink(descriptor), ""))
+        return found - {""}
+
     def close(self) -> None:
         for process in reversed(self.processes):
             process.terminate()
@@ -132,12 +158,14 @@ class Lab:
         finally:
             for process_id in self.own_processes():
                 os.kill(process_id, signal.SIGKILL)
+            shutil.rmtree(self.ray, ignore_errors=True)
 
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
     made = Lab(tmp_path)
     try:
+        made.start_agents()
         yield made
     finally:
         made.close()

@@ -129,6 +129,15 @@ def test_failed_training_is_continued_and_a_finished_one_is_not_repeated(
     assert len(joined(tmp_path)) == 2
 
 
+def test_training_that_cannot_be_started_is_reported_without_a_path(
+    make_agent: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ada").write_text("a file in place of the folder")
+    answer = ask(make_agent(), join=APPROVED)
+    assert (answer["state"], answer["reason"]) == ("failed", "cgd join cannot be started")
+    assert "cgd join cannot be started: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "request_bytes",
     [

@@ -77,8 +77,12 @@ class Agent:
                 return self._state("refused", NOT_APPROVED)
             if kind == "offer":
                 return self._state("approved")
-            if self._report()["state"] in ("idle", "failed"):
-                self._start(text)
+            try:
+                if self._report()["state"] in ("idle", "failed"):
+                    self._start(text)
+            except (CGDError, OSError) as error:
+                print(f"agent: cgd join cannot be started: {error}", file=sys.stderr)
+                return self._state("failed", "cgd join cannot be started")
             return self._report()
 
     def close(self) -> None:
