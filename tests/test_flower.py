@@ -96,7 +96,7 @@ class Lab:
 
     def run(self, federation: Path, *options: str) -> str:
         """Run the app with a federation file, and return its log; the SuperLink may still be starting."""
-        settings = f'federation="{federation}" report-seconds=8.0 wait-seconds=300.0'
+        settings = f'federation="{federation}" report-seconds=8.0 wait-seconds=300.0 answer-seconds=400.0'
         program = str(ENVIRONMENT / "bin" / "flwr")
         command = [program, "run", str(EXAMPLE / "app"), "lab", "--stream", "--run-config", settings, *options]
         deadline = time.monotonic() + SECONDS

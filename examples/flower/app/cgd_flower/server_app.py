@@ -20,13 +20,19 @@ def main(grid: Grid, context: Context) -> None:
     text = Path(str(settings["federation"])).read_text()
     content = RecordDict({"cgd": ConfigRecord({"federation": text})})
     nodes = wait_for_nodes(grid, len(tomllib.loads(text)["participants"]), float(settings["wait-seconds"]))
-    states = send(grid, "query.offer", content, nodes)
+    seconds = float(settings["answer-seconds"])
+    states = send(grid, "query.offer", content, nodes, seconds)
+    if len(states) < len(nodes):
+        raise RuntimeError(f"{len(states)} of {len(nodes)} SuperNodes answer within {seconds:g} seconds")
     if refused := [each for each in states.values() if each["state"] == "refused"]:
         raise RuntimeError("; ".join(f"{each['participant']} refuses: {each['reason']}" for each in refused))
-    send(grid, "train", content, nodes)
+    states |= send(grid, "train", content, nodes, seconds)
     seen: dict[object, str] = {}
     while True:
-        states = send(grid, "query", RecordDict(), nodes)
+        answers = send(grid, "query", RecordDict(), nodes, seconds)
+        for node in states.keys() - answers.keys():  # the training needs Flower only to start
+            log.info("the SuperNode of %s does not answer", states[node]["participant"])
+        states |= answers
         for each in states.values():
             if seen.get(each["participant"]) != (line := describe(each)):
                 seen[each["participant"]] = line
@@ -51,11 +57,11 @@ def wait_for_nodes(grid: Grid, count: int, seconds: float) -> list[int]:
     return nodes
 
 
-def send(grid: Grid, kind: str, content: RecordDict, nodes: list[int]) -> dict[int, dict[str, object]]:
-    """Send a message to all nodes, and return the state of each participant."""
-    replies = grid.send_and_receive([Message(content, node, kind) for node in nodes])
+def send(grid: Grid, kind: str, content: RecordDict, nodes: list[int], seconds: float) -> dict[int, dict[str, object]]:
+    """Send a message to all nodes, and return the states of the participants that answer in time."""
+    messages = [Message(content, node, kind, ttl=seconds) for node in nodes]
     states = {}
-    for reply in replies:
+    for reply in grid.send_and_receive(messages, timeout=seconds):
         node = reply.metadata.src_node_id
         if reply.has_error():
             raise RuntimeError(f"node {node} cannot ask its agent: {reply.error.reason}")
