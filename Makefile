@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant check format bench ray-bench demo-results leverage-results first-layer-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture audit-picture structure coverage clean
 
 help:  ## list the commands
@@ -32,6 +32,9 @@ test-slow: .venv/installed-dev  ## run the tests that take minutes
 
 test-accountant: .venv/installed-dev .venv/dp-accounting/installed  ## compare the accountant with dp-accounting (installs it into .venv/dp-accounting)
 	$(BIN)/python -m pytest tests/dp/test_accountant.py -k dp_accounting
+
+flower-example: .venv/installed-dev .venv/flower/installed  ## start trainings through Flower, on loopback and simulated (installs it into .venv/flower)
+	$(BIN)/python -m pytest tests/test_flower.py
 
 check: .venv/installed-dev  ## check style, format, types and layers
 	$(BIN)/ruff check .
@@ -181,6 +184,13 @@ clean:  ## remove all generated files
 .venv/dp-accounting/installed: | .venv/bin/python
 	$(PYTHON) -m venv .venv/dp-accounting
 	.venv/dp-accounting/bin/python -m pip --disable-pip-version-check --quiet install --only-binary :all: dp-accounting==0.6.0
+	@touch $@
+
+# Flower needs older versions of typer and rich than our tools, so it has an environment of its own, as its users have.
+.venv/flower/installed: pyproject.toml | .venv/bin/python
+	@echo 'Installing Flower and cgd into .venv/flower (once; a minute or two) ...'
+	$(PYTHON) -m venv .venv/flower
+	.venv/flower/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[tables]' 'flwr[simulation]==1.41.0' $$(grep ^torch== constraints.txt)
 	@touch $@
 
 .venv/installed-docs: $(NEEDS) | .venv/bin/python

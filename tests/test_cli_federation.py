@@ -20,6 +20,8 @@ from cgd.errors import InputError
 from cgd.federation import member
 from cgd.federation.config import Federation
 from cgd.federation.keys import Keys
+from cgd.federation.state import StateFolder
+from cgd.transport.waiting_times import PeerTimes, WaitingTimes
 from support.federations import ProcessFederation
 from support.ports import free_port
 
@@ -173,14 +175,20 @@ def test_participant_that_caused_an_error_exits_with_code_2(tmp_path: Path) -> N
 
 def test_check_reports_which_peers_answer(tmp_path: Path) -> None:
     federation = ProcessFederation(tmp_path, NAMES)
+    state = StateFolder(tmp_path / "state" / "ada", Federation.load(federation.path).name)
+    state.save_waiting_times(WaitingTimes(1, 2, 30, peers={"cleo": PeerTimes(20, 0, 10, 25)}))
     try:
         federation.start("bob", run="time:sleep")  # any connected participant answers
         checked = run("federation", "check", "federation.toml", "--as", "ada", "--wait", "8", cwd=tmp_path)
         assert checked.returncode == 3
-        rows = {line.split()[1]: line for line in checked.stdout.splitlines() if line.startswith("│")}
+        present, _, last_run = checked.stdout.partition("The last run here ended at ")
+        rows = {line.split()[1]: line for line in present.splitlines() if line.startswith("│")}
         assert "missing" in rows["cleo"]
         assert "nobody answers" in checked.stdout
         assert Federation.load(federation.path).digest in checked.stdout
+        assert "we computed for 1.0 s, summed for 2.0 s and waited for 30.0 s" in last_run
+        (row,) = [line.split("│")[1:-1] for line in last_run.splitlines() if line.startswith("│")]
+        assert [cell.strip() for cell in row] == ["cleo", "20.0 s", "0.0 s", "10.0 s", "25.0 s"]
     finally:
         federation.close()
 

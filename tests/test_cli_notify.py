@@ -585,6 +585,9 @@ def test_participants_that_are_missing_and_return_are_reported(tmp_path: Path, r
     output = federation.output("ada")
     assert "cgd: notified http://127.0.0.1: cleo is back at ada" in output
     assert "secret" not in output
+    assert re.search(
+        r"^cgd: waited [\d.]+ s for cleo: computing [\d.]+ s, summing [\d.]+ s, away [\d.]+ s", output, re.M
+    )
     assert output.index("cgd: ada is done after") < output.index("cgd: notified http://127.0.0.1: ada is done")
 
 

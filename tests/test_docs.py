@@ -107,7 +107,7 @@ def test_every_module_is_on_one_page_of_the_api() -> None:
 
 @pytest.mark.parametrize("page", DESIGN_PAGES, ids=lambda page: page.name)
 def test_files_that_a_page_names_exist(page: Path) -> None:
-    folders = ("src", "tests", "docs", "models", "fuzz", "benchmarks", "requirements")
+    folders = ("src", "tests", "docs", "examples", "models", "fuzz", "benchmarks", "requirements")
     files = {f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in (ROOT / folder).rglob("*.*")}
     named = re.findall(r"`([\w./-]+\.(?:py|md|json|pml))`", page.read_text())
     missing = [name for name in named if not any(file.endswith(f"/{name}") for file in files) and "ID.py" not in name]

@@ -204,7 +204,7 @@ class _SoloDriver:
 
     def __init__(self, me: PeerId) -> None:
         self.me, self.members = me, (me,)
-        self.traffic = Traffic()
+        self.traffic, self.waiting = Traffic(), None
         self.session_id = bytes(SESSION_BYTES)
         self.number = 0
         self._closed = False

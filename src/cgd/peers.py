@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cgd.transport.driver import Driver, Recovery, Traffic
     from cgd.transport.ranks import Ranks
     from cgd.transport.tap import Observer
+    from cgd.transport.waiting_times import WaitingTimes
 
 Array = TypeVar("Array", "npt.NDArray[Any]", "torch.Tensor")
 
@@ -175,6 +176,11 @@ class Peers:
     def traffic(self) -> Traffic:
         """The counters of frames and bytes sent and received."""
         return self._driver.traffic
+
+    @property
+    def waiting(self) -> WaitingTimes | None:
+        """How long our program computed, summed and waited until now, and for whom; None in one process."""
+        return self._driver.waiting
 
     @property
     def resolution(self) -> float:

@@ -189,6 +189,16 @@ def test_report_explains_what_was_disclosed(tmp_path: Path) -> None:
     assert "fewer records (20) than features (25)" in report(run, tmp_path).text
 
 
+def test_report_shows_for_whom_we_waited(tmp_path: Path) -> None:
+    run = runs.classification()
+    page = report(run, tmp_path)
+    assert "summed for 3.5 s, and waited for others for 2 min" in page.text
+    assert "hospital-c 30 s 0.5 s 1 min 1 min hospital-b 20 s 1.2 s 0.0 s 4.0 s" in page.text
+    assert "Whoever gets this page learns how long the others compute" in page.text
+    del run["waiting"]
+    assert "waited for" not in report(run, tmp_path).text
+
+
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     run = runs.classification()
     run |= {

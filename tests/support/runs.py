@@ -276,6 +276,16 @@ def _run(target: str, task: str, scores: Run) -> Run:
             {"what": "the sum of all validation losses", "to": "every participant", "times": 21, "numbers": 1},
         ],
         "traffic": {"sums": 236, "bytes_sent": 13_561_344, "bytes_received": 13_559_872},
+        "waiting": {
+            "computing": 41.25,
+            "summing": 3.5,
+            "waiting": 96.0,
+            "kept": 0.5,
+            "peers": {
+                "hospital-b": {"computing": 20.5, "summing": 1.25, "away": 0.0, "alone": 4.0},
+                "hospital-c": {"computing": 30.0, "summing": 0.5, "away": 61.0, "alone": 75.0},
+            },
+        },
     }
 
 

@@ -194,6 +194,11 @@ def test_finished_run_is_unchanged_when_joined_again(tmp_path: Path, capsys: pyt
     run_all(path, state, folder)
     finished = files(folder)
     assert len(finished) == 3 * 6
+    waiting = load_run(folder / "ada").waiting
+    assert waiting is not None
+    assert waiting.computing > 0
+    assert waiting.waiting + waiting.summing > 0
+    assert waiting.peers.keys() <= set(NAMES) - {"ada"}
     output = run_all(path, state, folder)
     assert files(folder) == finished
     assert output[0] == "steps 1 to 10 of 10 were taken before the restart and are replayed"

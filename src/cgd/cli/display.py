@@ -120,7 +120,7 @@ def log_events(state: Path, chosen: Path | None = None) -> None:
     logger.propagate = False
     if sys.stderr.isatty():
         to_terminal = TerminalHandler()  # the table shows all other events
-        to_terminal.addFilter(lambda record: getattr(record, "event", "") in ("privacy warning", "waiting"))
+        to_terminal.addFilter(lambda record: getattr(record, "event", "") in ("privacy warning", "waiting", "waited"))
         logger.addHandler(to_terminal)
     else:
         to_screen = logging.StreamHandler()

@@ -15,9 +15,10 @@ from cgd.cli.base import FAILED, INTERRUPTED, PEER_MISSING, app
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
 
     from cgd.federation.hub_server import FederationHub
+    from cgd.federation.state import StateFolder
     from cgd.optim.grid import Cell
     from cgd.secagg.messages import Opening
     from cgd.transport.state_log import PeerReport
@@ -37,6 +38,9 @@ KeyFile = Annotated[
 Listen = Annotated[
     str | None,
     typer.Option(help="The address to bind, such as tcp://0.0.0.0:7001 (default: the port of your address)."),
+]
+StateOption = Annotated[
+    Path | None, typer.Option("--state", help="The state folder (default: state/NAME next to the federation file).")
 ]
 ParticipantName = Annotated[str, typer.Argument(help="The name of the participant.")]
 PublicKey = Annotated[str, typer.Option("--public-key", help="Its public key, from its NAME.pub.")]
@@ -200,19 +204,23 @@ def check(
     key: KeyFile = None,
     listen: Listen = None,
     wait: Annotated[float, typer.Option(help="The number of seconds to wait for answers.")] = 5.0,
+    state: StateOption = None,
 ) -> None:
-    """Check which peers answer, with latency, version and digest. The exit code is 3 if one does not."""
+    """Check which peers answer, with latency, version and digest. The exit code is 3 if one does not.
+
+    If this participant has trained before, a second table shows for whom its last run waited.
+    """
     from rich.table import Table
     from rich.text import Text
 
     from cgd.cli.display import report_console
     from cgd.federation.config import digest_of
-    from cgd.federation.member import FederationMember
+    from cgd.federation.member import FederationMember, state_folder
 
     if not 0 < wait < float("inf"):
         raise InputError(f"--wait is {wait}; it must be a number of seconds above 0")
-    with tempfile.TemporaryDirectory(prefix="cgd-check-") as state:
-        member = FederationMember(path, name, key=key, listen=listen, state=state)
+    with tempfile.TemporaryDirectory(prefix="cgd-check-") as empty:
+        member = FederationMember(path, name, key=key, listen=listen, state=empty)
         deadline = time.monotonic() + wait
         reports: dict[str, PeerReport] = {}
         try:
@@ -241,8 +249,27 @@ def check(
     head = f"{member.federation.name}, digest {member.federation.digest}"
     console.print(head, soft_wrap=True, highlight=False)
     console.print(table)
+    _print_waiting_times(console, state_folder(member.federation, name, state))
     if any(report.state != "here" for report in reports.values()):
         raise typer.Exit(PEER_MISSING)
+
+
+def _print_waiting_times(console: Console, folder: StateFolder) -> None:
+    """Print for whom our last run waited, if it is known."""
+    from rich.table import Table
+    from rich.text import Text
+
+    found = folder.load_waiting_times()
+    if found is None:
+        return
+    times, ended = found
+    own = times.describe()[0]
+    console.print(f"The last run here ended at {ended:%Y-%m-%d %H:%M:%S %Z}: {own}", soft_wrap=True, highlight=False)
+    table = Table("waited for", "computing", "summing", "away", "for it alone")
+    for peer, each in times.ordered():
+        table.add_row(Text(peer), *(f"{x:.1f} s" for x in (each.computing, each.summing, each.away, each.alone)))
+    if times.peers:
+        console.print(table)
 
 
 def _cell(text: str) -> Cell:

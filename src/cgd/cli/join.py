@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, app, printable
-from cgd.cli.federation import AsName, FederationFile, KeyFile, Listen
+from cgd.cli.federation import AsName, FederationFile, KeyFile, Listen, StateOption
 from cgd.cli.interrupt import MESSAGE, Interruption
 from cgd.errors import CGDError, InputError, RangeError, SettingsError
 
@@ -120,9 +120,7 @@ def join(
         typer.Option(help="Your present address, if it is not the one in the file, for example after a move."),
     ] = None,
     listen: Listen = None,
-    state: Annotated[
-        Path | None, typer.Option(help="The state folder (default: state/NAME next to the federation file).")
-    ] = None,
+    state: StateOption = None,
     timeout: Annotated[
         float | None, typer.Option(help="Stop after this many seconds without received data (default: never).")
     ] = None,

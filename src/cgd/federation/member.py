@@ -93,7 +93,7 @@ class FederationMember:
         self.keys = load_own_keys(self.federation, participant, key, address)
         self._address = address
         self._file_rejected = False
-        self.state = _state_folder(self.federation, participant, state)
+        self.state = state_folder(self.federation, participant, state)
         self.state.lock()
         try:
             before_connecting(self.state.folder)
@@ -149,6 +149,11 @@ class FederationMember:
 
     def _close(self) -> None:
         self._stop.set()
+        times = self.runtime.waiting.times()
+        if times.waiting or times.summing:  # our program has summed
+            for line in times.describe():
+                log.info("%s", line, extra={"event": "waited"})
+            self.state.save_waiting_times(times)
         self.state.close()
 
     # Epochs.
@@ -253,13 +258,14 @@ def check_join(
         InputError: the key, the address or the state folder cannot be used.
     """
     load_own_keys(federation, participant, key, address)
-    folder = _state_folder(federation, participant, state)
+    folder = state_folder(federation, participant, state)
     folder.check()
     _check_epoch(federation, participant, folder.load())
     return folder.folder
 
 
-def _state_folder(federation: Federation, participant: str, state: str | os.PathLike[str] | None) -> StateFolder:
+def state_folder(federation: Federation, participant: str, state: str | os.PathLike[str] | None) -> StateFolder:
+    """Return the folder for a participant's persistent state."""
     folder = Path(state) if state is not None else federation.path.parent / "state" / participant
     return StateFolder(folder, federation.name)
 

@@ -15,6 +15,7 @@ Files are opened without following symbolic links and with mode 0600 (`open_priv
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import re
@@ -25,12 +26,14 @@ import threading
 import time
 import zlib
 from contextlib import suppress
+from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, BinaryIO
 
 from cgd.errors import InputError
 from cgd.files import check_writable, open_private
 from cgd.secagg.journal import Journal
+from cgd.transport.waiting_times import WaitingTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -203,6 +206,30 @@ class StateFolder:
             return False
         return True
 
+    def save_waiting_times(self, times: WaitingTimes) -> None:
+        """Save for whom the run waited that ends now, for `cgd federation check`; it is no loss if that fails."""
+        path = self._waiting_times
+        with suppress(OSError):
+            with self._open(path.with_suffix(".new")) as file:
+                file.write(json.dumps(times.stored(), indent=1).encode())
+            path.with_suffix(".new").replace(path)
+
+    def load_waiting_times(self) -> tuple[WaitingTimes, datetime] | None:
+        """Return for whom the last run waited, and when it ended; None if there is none.
+
+        Raises:
+            InputError: the file cannot be read, or is damaged.
+        """
+        path = self._waiting_times
+        if not os.path.lexists(path):
+            return None
+        content = self._read(path)
+        try:
+            ended = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+            return WaitingTimes.from_json(content), ended
+        except (InputError, OSError) as error:
+            raise InputError(f"{path} is damaged: {error}") from None
+
     def close(self) -> None:
         """Close the files."""
         for group in list(self._open_segments):
@@ -219,6 +246,10 @@ class StateFolder:
     def _snapshot(self, group: str) -> Path:
         # Names of federations and groups have no plus, and groups no dot, so no two of them share a file.
         return self.folder / f"{self._federation}+{group}.ledger"
+
+    @property
+    def _waiting_times(self) -> Path:
+        return self.folder / f"{self._federation}+waiting.json"
 
     def _segments_of(self, group: str) -> list[tuple[int, Path]]:
         name = re.compile(rf"{re.escape(self._snapshot(group).stem)}\.([0-9]{{1,19}})\.entries")

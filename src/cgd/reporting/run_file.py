@@ -205,6 +205,25 @@ class TrafficInfo(Struct):
     bytes_received: int | None = None
 
 
+class PeerTimesInfo(Struct):
+    """The seconds for which our program waited for a peer; see `cgd.transport.waiting_times`."""
+
+    computing: float
+    summing: float
+    away: float
+    alone: float
+
+
+class WaitingInfo(Struct):
+    """The seconds for which the last process computed, summed and waited; see `cgd.transport.waiting_times`."""
+
+    computing: float
+    summing: float
+    waiting: float
+    kept: float
+    peers: dict[str, PeerTimesInfo]
+
+
 class Run(Struct, Generic[ScoresT], kw_only=True):
     """The content of run.json. Optional values that are missing in the file are None; unknown keys are ignored."""
 
@@ -233,6 +252,7 @@ class Run(Struct, Generic[ScoresT], kw_only=True):
     revealed: list[DisclosedSum] | None = None
     privacy: PrivacyInfo | None = None
     traffic: TrafficInfo | None = None
+    waiting: WaitingInfo | None = None
 
 
 AnyRun = Run[ClassificationScores] | Run[RegressionScores]

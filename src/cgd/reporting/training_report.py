@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from cgd.reporting.run_file import AnyRun
+    from cgd.reporting.run_file import AnyRun, PeerTimesInfo
 
 REPORT_FILE = "report.html"  # written last
 METRICS = ("step", "training_loss", "validation_loss", "everyone_validation_loss", "score")
@@ -194,6 +194,7 @@ def render(run: AnyRun, threshold: float = class_scores.DEFAULT_THRESHOLD) -> st
         settings=[(_SETTINGS.get(name, name), name, value) for name, value in _settings(run)],
         fewer=_fewer_records_than_features(run),
         max_categories=MAX_CATEGORIES,
+        waited=waited_for(run),
         guarantee=describe_guarantee(run.privacy) if run.privacy else {},
     )
     return compact(text)
@@ -231,6 +232,12 @@ def lead(run: AnyRun) -> list[str]:
     if run.privacy is None or not run.privacy.unit:
         sentences.append("If a person has records in both parts, training and validation, these figures are too good.")
     return sentences
+
+
+def waited_for(run: AnyRun) -> list[tuple[str, PeerTimesInfo]]:
+    """Return the peers for which we waited, and the seconds; the longest first."""
+    peers = run.waiting.peers if run.waiting is not None else {}
+    return sorted(peers.items(), key=lambda item: (-item[1].computing - item[1].summing - item[1].away, item[0]))
 
 
 def alone(run: AnyRun) -> str:

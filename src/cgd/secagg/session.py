@@ -202,6 +202,12 @@ class Session:
         """The message that the running sum waits for, and the peers that have to send it."""
         return self._sum.waiting_for if self._sum is not None else ("nothing", frozenset())
 
+    @property
+    def keeps_others_waiting(self) -> bool:
+        """True if all other members are ready for the next sum, which our program has not started."""
+        ahead = {peer for peer, (number, _) in self._ahead.items() if number > self.number}
+        return not self.running and ahead | {self.me} == set(self.members)
+
     # Internals.
 
     def _receive(self, sender: PeerId, frame: Frame) -> None:

@@ -341,6 +341,7 @@ class TabularRun:
             "recorded": self.trace_writer is not None,
             "revealed": msgspec.to_builtins(disclosed_sums(settings, trained)),
             "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
+            **({} if peers.waiting is None else {"waiting": peers.waiting.stored()}),
             **({} if trained.ledger is None else {"privacy": privacy_summary(settings, trained, len(peers))}),
         }
 

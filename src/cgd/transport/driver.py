@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import Buffer, PeerId, Reason, SumSpec
     from cgd.secagg.session import Session
     from cgd.transport.base import Transport
+    from cgd.transport.waiting_times import WaitingTimes
 
 # The pause between two attempts to send to a peer whose queue is full; nothing else is polled.
 MIN_PAUSE_WHEN_FULL_SECONDS = 0.002
@@ -48,6 +49,10 @@ class Driver(Protocol):
     """One member's side of a group that sums."""
 
     traffic: Traffic
+
+    @property
+    def waiting(self) -> WaitingTimes | None:
+        """How long our program computed and waited until now; None in one process, where members share processors."""
 
     @property
     def me(self) -> PeerId:
@@ -180,6 +185,7 @@ class SessionDriver:
 
     def __init__(self, transport: Transport, session: Session, timeout: float | None = None) -> None:
         self.traffic = Traffic()
+        self.waiting = None
         self._timeout = timeout
         self._transport = transport
         self._session = session

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import PeerId, Reason, SumSpec
     from cgd.transport.runtime import FederationRuntime
+    from cgd.transport.waiting_times import WaitingTimes
 
 
 class GroupDriver:
@@ -32,6 +33,11 @@ class GroupDriver:
     def me(self) -> PeerId:
         """The name of this member."""
         return self._runtime.me
+
+    @property
+    def waiting(self) -> WaitingTimes:
+        """How long our program computed and waited until now, in all groups."""
+        return self._runtime.waiting.times()
 
     @property
     def members(self) -> tuple[PeerId, ...]:

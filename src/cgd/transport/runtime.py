@@ -21,14 +21,14 @@ from cgd.errors import (
     InputError,
     LocalProtocolError,
     MembershipError,
-    PeerTimeoutError,
     RemoteProtocolError,
 )
 from cgd.secagg.messages import HUB
 from cgd.transport.auth import RejectionLog
 from cgd.transport.driver import FLUSH_SECONDS, MIN_PAUSE_WHEN_FULL_SECONDS, Traffic
 from cgd.transport.state_log import PeerReport, StateHistory, StateLog
-from cgd.transport.waiting import Wait, remedy
+from cgd.transport.waiting import Wait, timeout_error
+from cgd.transport.waiting_times import WaitingClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -85,11 +85,9 @@ class FederationRuntime:
     ) -> None:
         if timeout is not None and not timeout > 0:  # also NaN
             raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait without limit")
-        self.membership = membership
-        self.transport = transport
-        self.traffic = Traffic()
-        self._timeout = timeout
-        self._linger = linger
+        self.membership, self.transport = membership, transport
+        self.traffic, self.waiting = Traffic(), WaitingClock()
+        self._timeout, self._linger = timeout, linger
         self._store, self._on_close = store, on_close
         self._saved: dict[str, tuple[int, float]] = {}  # the length and time of the last `store.save`, by group
         self._persisted = {name: len(membership.group(name).journal) for name in membership.groups}
@@ -154,6 +152,7 @@ class FederationRuntime:
 
     def announce_done(self) -> None:
         """Announce that our program takes part in no further sum; `close` does not revoke it. Keep answering peers."""
+        self.waiting.stop()
         with self._changed:
             self._done = True
             self.membership.send_goodbye(True)
@@ -169,6 +168,7 @@ class FederationRuntime:
             self._close(done=done)
 
     def _close(self, *, done: bool) -> None:
+        self.waiting.stop()
         with self._changed:
             if self._closed:
                 return
@@ -218,8 +218,11 @@ class FederationRuntime:
 
     def wait(self, group: str, condition: Callable[[], bool]) -> None:
         """Wait until a condition of a locked membership holds; the lock is released meanwhile."""
-        if condition():
-            return
+        if not condition():
+            with self.waiting.in_sum(group):
+                self._wait(group, condition)
+
+    def _wait(self, group: str, condition: Callable[[], bool]) -> None:
         self._last_received = time.monotonic()
         self._announce_wait()
         wait = Wait()
@@ -231,15 +234,7 @@ class FederationRuntime:
                 raise self.membership.equivocation
             if self._timeout is not None and time.monotonic() - self._last_received > self._timeout:
                 what, missing = self.membership.waiting_for(group)
-                reports = self.report()
-                notes = {report.name: report.note for report in reports if report.note}
-                reasons = "; ".join(f"{peer}: {notes[peer]}" for peer in sorted(missing) if peer in notes)
-                raise PeerTimeoutError(
-                    missing,
-                    self._timeout,
-                    f"{what}{'; ' + reasons if reasons else ''}",
-                    remedy(reports, missing, what),
-                )
+                raise timeout_error(self.report(), missing, what, self._timeout)
             if wait.reminder_is_due():
                 self._remind(wait, *self.membership.waiting_for(group))
             self._changed.wait(POLL_SECONDS)
@@ -297,7 +292,10 @@ class FederationRuntime:
             while not self._closed:
                 sent = self._send_all()
                 full_pause = MIN_PAUSE_WHEN_FULL_SECONDS if sent else min(2 * full_pause, MAX_PAUSE_WHEN_FULL_SECONDS)
+                with self._changed:
+                    self.waiting.idle(self.membership)
                 received = self._receive(full_pause if self._unsent else POLL_SECONDS)
+                self.waiting.busy()
                 while received is not None and not self._closed:
                     received = self._process_frames(received)
                     full_pause = MIN_PAUSE_WHEN_FULL_SECONDS
@@ -305,7 +303,9 @@ class FederationRuntime:
                 if time.monotonic() - last_check > POLL_SECONDS:
                     last_check = time.monotonic()
                     # When our program is done, members end one after the other, and nobody is missed.
-                    self._states.add(each for each in self.report() if not (self._done and each.state == "missing"))
+                    reports = self.report()
+                    self.waiting.absent = frozenset(each.name for each in reports if each.absent)
+                    self._states.add(each for each in reports if not (self._done and each.state == "missing"))
                     self._save_journals()
             self._send_all()
         except ClosedError:

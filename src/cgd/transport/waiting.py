@@ -6,10 +6,11 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from cgd.errors import PeerTimeoutError
 from cgd.transport.state_log import local_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from datetime import datetime
 
     from cgd.secagg.messages import PeerId
@@ -96,6 +97,16 @@ def remedy(reports: Iterable[PeerReport], missing: Collection[PeerId], what: str
     if what in ("Ready", "its journal"):
         return "if its steps, or the transfer of its journal, take longer than this, raise the timeout"
     return "it is connected and does not continue: look at its own output, and restart it"
+
+
+def timeout_error(
+    reports: Sequence[PeerReport], missing: Collection[PeerId], what: str, seconds: float
+) -> PeerTimeoutError:
+    """Return the error of a program that has waited for too long."""
+    notes = {each.name: each.note for each in reports if each.note}
+    reasons = "; ".join(f"{peer}: {notes[peer]}" for peer in sorted(missing) if peer in notes)
+    text = f"{what}{'; ' + reasons if reasons else ''}"
+    return PeerTimeoutError(missing, seconds, text, remedy(reports, missing, what))
 
 
 def time_of_day(moment: datetime, now: datetime) -> str:

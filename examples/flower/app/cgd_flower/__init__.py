@@ -1,0 +1,1 @@
+"""A Flower app that starts and observes a training with cgd; see docs/flower.md."""
