@@ -179,7 +179,10 @@ class Peers:
 
     @property
     def waiting(self) -> WaitingTimes | None:
-        """How long our program computed, summed and waited until now, and for whom; None in one process."""
+        """How long our program computed, summed and waited until now, and for whom.
+
+        None in one process, where members share processors, and on the ranks of a job that do not talk with the peers.
+        """
         return self._driver.waiting
 
     @property

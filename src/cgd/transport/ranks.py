@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cgd.secagg.journal_entry import Step
     from cgd.secagg.messages import PeerId, Reason, SumSpec
     from cgd.transport.driver import Driver, Recovery
+    from cgd.transport.waiting_times import WaitingTimes
 
     Reply = tuple[Any, bytes]
     """What rank 0 sends to the others: a value that JSON can represent, and bytes."""
@@ -167,6 +168,11 @@ class RankDriver:
         self._state = describe_driver(driver) if driver is not None else dict(state or {})
         self._busy, self._closed = threading.Lock(), False
         self.traffic = Traffic() if driver is None else driver.traffic
+
+    @property
+    def waiting(self) -> WaitingTimes | None:
+        """How long our program computed and waited until now; None on the ranks that do not talk with the peers."""
+        return None if self._driver is None else self._driver.waiting
 
     # These are the values of the last call, so that they are the same on all ranks and can be read on one alone.
 
