@@ -186,7 +186,9 @@ def test_record_of_its_own_feature_is_not_read_from_the_suggested_model(
 ) -> None:
     data = replace(DATA, rare=rare)
     frames = [patients(member, data, "Anna Keller", ("A", "B")) for member in range(3)]
-    preprocessing, gradients, parameters = watch(data, choose_model(ROWS), frames.__getitem__, monkeypatch, steps=100 if rare == 1 else 25)
+    preprocessing, gradients, parameters = watch(
+        data, choose_model(ROWS), frames.__getitem__, monkeypatch, steps=100 if rare == 1 else 25
+    )
     names = preprocessing.features
     errors = gradients_of("ward=other", gradients, names, units=8)
     if rare == 5:
