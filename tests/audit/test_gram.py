@@ -58,7 +58,7 @@ def test_single_round_reveals_no_more_than_own_samples(scheme: Scheme) -> None:
     assert not found.succeeds
 
 
-@pytest.mark.parametrize("scheme", ["dp2", "dp0.5"])
+@pytest.mark.parametrize("scheme", ["dp2", pytest.param("dp0.5", marks=pytest.mark.slow)])
 def test_noise_hides_the_moments_of_300_records(scheme: Scheme) -> None:
     for found in gram.attacks(scheme):
         assert not found.succeeds

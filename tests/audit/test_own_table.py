@@ -186,7 +186,7 @@ def test_recovered_records_are_listed_with_their_lines(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"rows": 10}, "there are 8 records, of which 2 are kept as fresh ones, and 4 members of the federation"),
-        ({"rounds": 8, "model": 'kind = "mlp"\nlayers = [65536, 1000]'}, "GiB of gradients"),
+        ({"rounds": 512, "model": 'kind = "mlp"\nlayers = [1024, 1000]'}, "GiB of gradients"),
     ],
 )
 def test_unsuitable_tables_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

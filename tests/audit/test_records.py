@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("scheme", ["cgd", "secure"])
-@pytest.mark.parametrize("records", [1, 2, 3, 4])
+@pytest.mark.parametrize("records", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 3)), 4])
 def test_few_records_are_recovered_with_and_without_confinement(scheme: Scheme, records: int) -> None:
     found = demonstrate(scheme, records)
     assert found.succeeds

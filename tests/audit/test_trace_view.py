@@ -211,7 +211,9 @@ def test_frames_are_complete_and_contain_no_addend(tmp_path: Path) -> None:
         assert contains_words([*received, b"header" + words.tobytes()], words)  # the control: an unmasked addend
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in ("momentum", "adam") else pytest.mark.slow) for each in SETTINGS]
+)
 def test_missing_total_is_inferred_from_the_states_around_it(name: str, tmp_path: Path) -> None:
     """As after a kill: the members send the state before the next step."""
     resumed: dict[str, Any] = {}

@@ -19,15 +19,21 @@ CASES = [(6, False, "plain"), (7, True, "steps"), (7, False, "steps"), (6, True,
 MODES = [*OPTIMIZERS, *SCHEDULERS]
 
 
-@pytest.mark.parametrize(
-    ("mode", "moment", "lose_state", "loop"),
-    [
-        (mode, *case)
-        for mode in MODES
+def cases(mode: str) -> list[Any]:
+    """Return the cases of a mode. Fast are two of them: both loops, one with and one without its state.
+
+    Momentum has all four.
+    """
+    place = 2 * (MODES.index(mode) % 2)
+    fast = CASES if mode == "momentum" else CASES[place : place + 2]
+    return [
+        pytest.param(mode, *case, marks=() if case in fast else pytest.mark.slow)
         for case in CASES
         if (mode, case[-1]) != ("ReduceLROnPlateau", "steps")  # see below
-    ],
-)
+    ]
+
+
+@pytest.mark.parametrize(("mode", "moment", "lose_state", "loop"), [each for mode in MODES for each in cases(mode)])
 def test_killed_participant_ends_with_the_same_bits(
     mode: str, moment: int, lose_state: bool, loop: Any, federation_file: Path, tmp_path: Path
 ) -> None:

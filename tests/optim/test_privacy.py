@@ -139,7 +139,7 @@ def test_step_is_the_mean_of_clipped_gradients_within_the_noise(ring_bits: int, 
     assert float((moved - mean).abs().max()) < 8 * encoding.sigma_total + 1e-6
 
 
-@pytest.mark.parametrize("colluders", [0, 1, 2])
+@pytest.mark.parametrize("colluders", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_every_member_adds_its_share_of_the_noise(monkeypatch: pytest.MonkeyPatch, colluders: int) -> None:
     """Addends of gradients that are zero are noise alone."""
     addends: list[Any] = []

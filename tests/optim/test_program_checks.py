@@ -25,6 +25,7 @@ from cgd import (
 )
 from cgd.optim.displacement import SGDRule
 from cgd.optim.program_checks import check_unwritten
+from support import in_process
 from support.in_process import InProcessFederation, new_federation
 from support.training import Network, data, descend, mse
 
@@ -273,7 +274,11 @@ def test_member_that_ends_earlier_is_reported_with_the_remedy() -> None:
         assert "the same number of steps; if epochs have different numbers of batches, divide them with" in str(error)
 
 
-def test_member_that_ends_earlier_in_a_federation_is_reported_with_the_remedy(tmp_path: Path) -> None:
+def test_member_that_ends_earlier_in_a_federation_is_reported_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_process, "LINGER_SECONDS", 0.0)  # bob would stay for the others, which end with errors
+
     def program(process: MemberProcess) -> None:
         with process.peers as peers:
             one_step(peers, steps=2 if process.name == "bob" else 3)

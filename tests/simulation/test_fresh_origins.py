@@ -68,7 +68,14 @@ def test_engines_agree_and_resume(columns: int, local: LocalTraining | None, tmp
 def test_displacement_does_not_adapt_to_the_origins_of_participants_with_different_classes() -> None:
     x, y = samples(600)
     split = Grid(12).split(x[:400], y[:400], skew=Skew(classes=1))
-    settings: dict[str, Any] = {"steps": 150, "lr": 0.3, "momentum": 0.9, "delta": 0.5, "sample": 12}
+    settings: dict[str, Any] = {
+        "steps": 150,
+        "lr": 0.3,
+        "momentum": 0.9,
+        "delta": 0.5,
+        "sample": 12,
+        "evaluate_every": 150,
+    }
     fresh, constant = (
         simulate(build, split, fresh_origins=each, test=(x[400:], y[400:]), progress=False, **settings)
         for each in (True, False)

@@ -118,7 +118,7 @@ def regressions(target: NDArray[np.float64], spreads: tuple[float, float], seed:
     return found
 
 
-@pytest.mark.parametrize("records", [10, 20, 40])
+@pytest.mark.parametrize("records", [10, *(pytest.param(each, marks=pytest.mark.slow) for each in (20, 40))])
 def test_intervals_of_few_records_are_wide_enough(records: int) -> None:
     """A bootstrap of 10 records covers the error in 84 %, and calls equal models different in 14 %."""
     covered, unclear = {"r2": 0, "rmse": 0}, {"r2": 0, "rmse": 0}

@@ -260,7 +260,7 @@ def test_replaced_file_raises_no_unexpected_error(name: str, file: str, damaged:
 
 @pytest.mark.parametrize(("name", "file"), EACH_FILE)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_changed_bytes_raise_no_unexpected_error(
     name: str, file: str, damaged: Path, undamaged: Path, data: st.DataObject
 ) -> None:

@@ -71,10 +71,10 @@ class Watcher:
 
 
 def watch(
-    data: Data, model: Model, frames: Callable[[int], dict[str, list[Any]]], monkeypatch: pytest.MonkeyPatch
+    data: Data, model: Model, frames: Callable[[int], dict[str, list[Any]]], monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> tuple[Preprocessing, Floats, Floats]:
     """Train with three members; return what the third saw: statistics, gradient sums of the others, its parameters."""
-    settings = tabular_settings(data, model, steps=100, validate_every=100, patience=0)
+    settings = tabular_settings(data, model, steps=steps, validate_every=steps, patience=0)
     watcher, build, local = Watcher(), models.build_start, threading.local()
 
     def build_and_keep(*arguments: Any, **options: Any) -> Any:
@@ -141,7 +141,7 @@ def test_record_of_its_own_feature_is_not_read_from_a_logistic_model(
 ) -> None:
     data = replace(data, rare=rare)
     frames = [patients(member, data, isolating, usual) for member in range(3)]
-    preprocessing, gradients, parameters = watch(data, Model("logistic"), frames.__getitem__, monkeypatch)
+    preprocessing, gradients, parameters = watch(data, Model("logistic"), frames.__getitem__, monkeypatch, steps=25)
     names = preprocessing.features
     errors = gradients_of(feature, gradients, names, units=2)[:, 1]
     if rare == 5:
@@ -186,7 +186,9 @@ def test_record_of_its_own_feature_is_not_read_from_the_suggested_model(
 ) -> None:
     data = replace(DATA, rare=rare)
     frames = [patients(member, data, "Anna Keller", ("A", "B")) for member in range(3)]
-    preprocessing, gradients, parameters = watch(data, choose_model(ROWS), frames.__getitem__, monkeypatch)
+    preprocessing, gradients, parameters = watch(
+        data, choose_model(ROWS), frames.__getitem__, monkeypatch, steps=100 if rare == 1 else 25
+    )
     names = preprocessing.features
     errors = gradients_of("ward=other", gradients, names, units=8)
     if rare == 5:
@@ -210,7 +212,7 @@ def test_number_that_the_validation_split_leaves_alone_is_not_read(rare: int, mo
         return (np.arange(records.rows) < 5) | (np.arange(records.rows) >= ROWS // 2)
 
     monkeypatch.setattr(training, "validation_mask", hold_out)
-    preprocessing, gradients, _ = watch(data, choose_model(ROWS), frames, monkeypatch)
+    preprocessing, gradients, _ = watch(data, choose_model(ROWS), frames, monkeypatch, steps=2)
     error = gradients_of("not stay missing", gradients, preprocessing.features, units=8)[0]
     if rare == 5:
         assert np.abs(error).max() < 1e-3

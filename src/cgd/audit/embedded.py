@@ -11,6 +11,7 @@ import torch
 
 from cgd.audit.scenario import Scenario
 from cgd.errors import InputError
+from cgd.experiments.datasets import read_bundled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,10 +23,7 @@ Name = Literal["breast-cancer", "diabetes", "digits"]
 
 def samples(name: Name, seed: int = 0) -> Sample:
     """Return a data set in random order: pixels in 0…1, other features and regression targets standardised."""
-    from sklearn import datasets
-
-    load = {"breast-cancer": "load_breast_cancer", "diabetes": "load_diabetes", "digits": "load_digits"}[name]
-    x, y = (torch.from_numpy(each) for each in getattr(datasets, load)(return_X_y=True))
+    x, y = (torch.from_numpy(each) for each in read_bundled(name))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     x, y = x[order], y[order]
     x = x / 16 if name == "digits" else (x - x.mean(0)) / x.std(0)

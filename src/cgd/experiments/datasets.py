@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,10 +121,16 @@ def load(name: str, seed: int = 0, data_dir: Path | None = None) -> Dataset:
         raise InputError(f"there is no data set {name!r}; choose one of {', '.join(NAMES)}")
     if seed < 0:
         raise InputError(f"seed is {seed}; it must be at least 0")
+    return hold_out(name, *read_bundled(name), seed)
+
+
+@cache
+def read_bundled(name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Read features and labels of a data set of scikit-learn once; callers copy what they change."""
     from sklearn import datasets as bundled
 
-    features, labels = getattr(bundled, f"load_{name.replace('-', '_')}")(return_X_y=True)
-    return hold_out(name, features, labels, seed)
+    x, y = getattr(bundled, f"load_{name.replace('-', '_')}")(return_X_y=True)
+    return x, y
 
 
 def hold_out(name: str, x: npt.NDArray[Any], y: npt.NDArray[Any], seed: int) -> Dataset:

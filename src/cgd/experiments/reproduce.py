@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from cgd.experiments.entry_result import EntryResult
 from cgd.experiments.runner import ResultStore, check, load_data
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from cgd.experiments.experiment_file import Experiment, RunEntry
     from cgd.experiments.spec import RunSpec
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     ProgressListener = Callable[[RunEntry, RunSpec], OnStep]
 
 
-def experiments() -> dict[str, Experiment]:
+@cache
+def experiments() -> Mapping[str, Experiment]:
     """Return all experiments of the paper, by name."""
     folder = resources.files("cgd.experiments") / "paper"
     files = sorted((Path(str(file)) for file in folder.iterdir() if file.name.endswith(".toml")), key=_sort_key)

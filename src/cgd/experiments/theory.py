@@ -119,7 +119,7 @@ def lowest_loss(settings: BaselineSettings, x: torch.Tensor, y: torch.Tensor) ->
     losses = []
     for seed in range(NETWORK_STARTS):
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             model = settings.build_model()
         losses.append(_descend(model, settings, x, y, MAX_NETWORK_ITERATIONS))
     return min(losses)

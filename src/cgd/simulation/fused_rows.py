@@ -11,13 +11,13 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.linalg.cython_blas  # noqa: F401  matrix products of the kernels: only a loaded library can be limited
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import nn
 
 from cgd.errors import InputError
@@ -275,8 +275,14 @@ class FusedRows:
 @contextmanager
 def kernel_threads() -> Iterator[ThreadPoolExecutor]:
     """Yield a pool whose threads run kernels in parallel; each matrix product uses one thread, for the same bits."""
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool, threadpool_limits(1, "blas"):
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool, _libraries().limit(limits=1, user_api="blas"):
         yield pool
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Find the loaded libraries once: a search takes as long as a step of a small simulation."""
+    return ThreadpoolController()
 
 
 def _run(kernel: Any, arguments: tuple[Any, ...], part: Part) -> Any:

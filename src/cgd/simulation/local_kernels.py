@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from cgd.simulation.kernels import output_delta, row_heads
-from cgd.simulation.vectors import ONE, ZERO, add, add_matrix, add_products, add_scaled, clear, compiled, copy
+from cgd.simulation.vectors import ONE, ZERO, add, add_matrix, add_products, add_scaled, clear, compiled, copy, inlined
 
 
 @compiled
@@ -68,7 +68,7 @@ def local_updates(
     return sums[0], sums[1], sums[2], loss
 
 
-@compiled
+@inlined
 def _train_by_records(member, gram, first, first_bias, head, net, steps, weight, sums):
     """Take a participant's steps with multiples of records in place of weights of layer 1; return the sum of losses."""
     start, end, samples, targets, origin_z = member
@@ -118,7 +118,7 @@ def _train_by_records(member, gram, first, first_bias, head, net, steps, weight,
     return loss
 
 
-@compiled
+@inlined
 def _train_by_weights(member, first, first_bias, head, net, steps, weight, sums):
     """Take a participant's steps with its own copy of the displacement of layer 1; return the sum of losses."""
     start, _, samples, targets, origin_z = member
@@ -231,7 +231,7 @@ def _add_records(start, end, samples, moved, weight, out):
             add_scaled(out[indices[k]], weight * values[k], moved[s - start])
 
 
-@compiled
+@inlined
 def _head_step(hidden, back, targets, size, head, velocity, net, lr, momentum):
     """Run a batch through layers 2…N and move these; set `back` to the gradients of the pre-activations of layer 1.
 

@@ -29,14 +29,20 @@ ZERO = np.float32(0)
 ONE = np.float32(1)
 
 
+# No nnan or ninf: a diverging run must result in NaN.
+OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "nogil": True, "error_model": "numpy"}
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function on its first call and cache the result on disk."""
-    # No nnan or ninf: a diverging run must result in NaN.
-    compile_function = numba.njit(
-        fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, cache=True, error_model="numpy"
-    )
-    compiled_function: Callable[..., Any] = compile_function(function)
+    compiled_function: Callable[..., Any] = numba.njit(cache=True, **OPTIONS)(function)
     return compiled_function
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a long function as a part of its callers only: alone, with all that it calls, it takes as long again."""
+    inlined_function: Callable[..., Any] = numba.njit(inline="always", **OPTIONS)(function)
+    return inlined_function
 
 
 @compiled

@@ -283,7 +283,7 @@ class TrainingLoop:
         """Draw the random numbers of the network (dropout) from our seed and the step only, also after a restart."""
         with torch.random.fork_rng(devices=[]):
             seed = hmac.digest(self.peers.seed, f"cgd step {self.step}".encode(), "sha256")
-            torch.manual_seed(int.from_bytes(seed[:7], "little"))
+            torch.default_generator.manual_seed(int.from_bytes(seed[:7], "little"))
             yield
 
     def _evaluate(self, loss: float | None, new: bool) -> EvalRecord:
