@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError, RevealError
+from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError
 from cgd.secagg.fixed_point import FixedPoint
 from cgd.secagg.messages import MASKINGS, MAX_NAME_BYTES, OPENINGS, Masking, Opening, PeerId, Reason, SumSpec
 from cgd.sum_encoding import (
+    charged,
     check_precision,
     check_weights,
     encode,
@@ -19,6 +20,7 @@ from cgd.sum_encoding import (
     to_numpy,
     weight_encoding,
 )
+from cgd.sum_queue import SumQueue
 from cgd.transport.driver import NoRecovery
 from cgd.transport.tap import Addend
 
@@ -83,21 +85,6 @@ class _SumOptions:
     step: Step | None = None
 
 
-@dataclass(frozen=True)
-class _Charge:
-    """Call a function before our key leaves. Whatever it raises is a `RevealError`: the key is not sent."""
-
-    charge: Callable[[], None]
-
-    def __call__(self) -> None:
-        try:
-            self.charge()
-        except RevealError:
-            raise
-        except Exception as error:
-            raise RevealError(f"an opening could not be charged, and is not made: {error!r}") from error
-
-
 class Peers:
     """This member's connection with its peers: `peers.sum(values)` returns the same total at every member.
 
@@ -116,6 +103,7 @@ class Peers:
             participant's key file, so the same origin can be drawn again after everything else was lost.
         recovery: stores the optimisers' states, so that a restarted member can continue; by default it stores nothing.
         observer: receives the addend and the total of every sum, for a recording; None by default.
+        queue: the sums of an optimiser with a delay; any other sum waits until these are done.
     """
 
     def __init__(
@@ -136,6 +124,7 @@ class Peers:
         self.seed = secrets.token_bytes(32) if seed is None else seed
         self.recovery: Recovery = NoRecovery() if recovery is None else recovery
         self.observer: Observer | None = None
+        self.queue = SumQueue(driver.me)
         self._driver = driver
         self._slots = 0
         if settings.aggregator and settings.aggregator not in self.members:
@@ -190,6 +179,8 @@ class Peers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self.queue.finish()
         self._driver.close(done=kind is None)
 
     def sum(
@@ -264,7 +255,7 @@ class Peers:
             RevealError: `before_reveal` raised it.
             RemoteProtocolError, PeerTimeoutError, MembersChangedError: as for `sum`.
         """
-        options = _SumOptions(noise=noise, before_reveal=_Charge(before_reveal), context=context, step=step)
+        options = _SumOptions(noise=noise, before_reveal=charged(before_reveal), context=context, step=step)
         return self._sum_in_epoch(values, options, epoch)
 
     def _sum_in_epoch(self, values: Array, options: _SumOptions, epoch: int | None) -> Array:
@@ -280,6 +271,7 @@ class Peers:
 
     def next_round(self) -> tuple[int, int]:
         """Return the epoch of the next sum and its number of addends; wait until they are known."""
+        self.queue.wait()
         return self._driver.next_round()
 
     def next_slot(self) -> int:
@@ -289,8 +281,16 @@ class Peers:
 
     def abort_sum(self) -> None:
         """Abort the next sum: its other members get an error instead of waiting for this one."""
-        with self._driver.exclusive():
-            self._abort(None)
+
+        def abort() -> None:
+            with self._driver.exclusive():
+                self._abort(None)
+
+        self.queue.in_order(abort)
+
+    def set_step(self, step: int) -> None:
+        """Record the step that the program's loop is at, for the sums that it requests from now on."""
+        self.queue.in_order(lambda: self.recovery.set_step(step))
 
     def close(self) -> None:
         """Leave and notify the peers, so that they do not wait for this member. A second call does nothing.

@@ -156,7 +156,7 @@ class TrainingLoop:
         steps_taken = self.optimizer.steps_taken()
         replaying = True
         for self.step in range(1, config.steps + 1):
-            self.peers.recovery.set_step(self.step - 1)
+            self.peers.set_step(self.step - 1)
             new = self.step > steps_taken
             loss = self._take_step() if new else self.optimizer.step()
             if self.step == 1:
