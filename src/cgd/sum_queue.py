@@ -111,8 +111,8 @@ class SumQueue:
             self._untaken.clear()
         if left:
             warnings.warn(
-                f"{self._name} ends with {left} gradient sum{'s' * (left > 1)} that its model has not moved by, because "
-                "the optimiser has a delay; call optimizer.drain() after the last step, or loop over optimizer.steps()",
+                f"{self._name} ends with {left} gradient sum{'s' * (left > 1)} that its model has not moved by: "
+                "the optimiser has a delay. Call optimizer.drain() after the last step, or loop over optimizer.steps()",
                 stacklevel=3,
             )
 

@@ -7,6 +7,7 @@ gradient of the mean loss over all samples, and `lr` has its usual meaning for a
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -91,7 +92,9 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         self._opened: dict[Peers, tuple[int, dict[torch.Tensor, torch.Tensor]]] = {}  # by a step that is not finished
         self._recovery, self._weighted_sums = recovery.OptimizerRecovery(), WeightedSums()
         self._options = sorted(defaults.keys() - self.LATER_OPTIONS)  # torch adds some of its own to self.defaults
-        self._sums = StepSums(self, self._recovery, self._weighted_sums, self._describe, self._options)
+        # Without a cycle of references: the state is large, and garbage collection may run in any thread.
+        own = weakref.proxy(self), self._recovery, self._weighted_sums
+        self._sums = StepSums(*own, self._describe(), self._options)
         self._delayed = DelayedSteps(peers, self.delay, self._sums, self._recovery, private=privacy is not None)
         self.step_input = StepInput()
         super().__init__(params, {**defaults, **NOT_COUNTED, "steps": 0})
@@ -108,8 +111,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         params = group["params"]
         group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
         program_checks.check_parameters(group["params"])
-        if self.delay:
-            program_checks.check_delayed(self.peers, peers, group["params"], self.delay)
+        program_checks.check_delay_possible(self.delay, self.peers, peers, group["params"])
         if self.privacy is not None and peers is not self.peers:
             raise InputError(
                 "a group has peers of its own, as in a grid, and privacy= is for one sum of all members; train without "
@@ -229,6 +231,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         """Return the number of steps that an earlier process of this participant took; they need no gradient."""
         self._load_states()
         return max(self._recovery.steps_taken(), self._delayed.replayed_until)
+
+    def sums_taken(self) -> int:
+        """Return the number of steps whose sums are part of the loaded displacement; with a delay, others are not."""
+        self._load_states()
+        return self._recovery.steps_taken()
 
     def displacement(self) -> torch.Tensor:
         """Return the displacement of all trainable parameters as one vector: the same bits at every member."""

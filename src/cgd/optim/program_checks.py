@@ -59,12 +59,14 @@ def check_rule(rule: Any) -> None:
         )
 
 
-def check_delayed(peers: Peers, own: Peers, parameters: Iterable[Any], delay: int) -> None:
-    """Check that the sums of a parameter group can be delayed.
+def check_delay_possible(delay: int, peers: Peers, own: Peers, parameters: Iterable[Any]) -> None:
+    """Check, if there is a delay, that the sums of a parameter group can be delayed.
 
     Raises:
         InputError: they cannot, because the participants form a grid.
     """
+    if not delay:
+        return
     if any(is_joint(each[1] if isinstance(each, tuple) else each) for each in parameters):
         raise InputError(
             f"delay is {delay}, and the model has a JointFirstLayer: its row sums the activations of the present "

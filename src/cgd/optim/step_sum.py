@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from cgd.optim.displacement import StepContext
     from cgd.optim.optimizer import ConfinedOptimizer
+    from cgd.optim.privacy import Privacy
     from cgd.optim.recovery import OptimizerRecovery
     from cgd.optim.step_input import StepInput
     from cgd.optim.weighted_sum import WeightedSums
@@ -40,6 +41,8 @@ class StepSum:
         vector: returns what this member enters: its gradients, or its updates.
         samples: the number of this member's samples.
         records_digest: a digest of them, or nothing.
+        privacy: differential privacy, if wanted.
+        max_norm: the largest norm of the opened sum.
         step_input: what the vectors are.
         replay: whether the sum must come from the journal.
         one_model: whether the gradients of earlier sums may be those of the same model, as with a delay.
@@ -52,6 +55,8 @@ class StepSum:
     vector: Callable[[], torch.Tensor]
     samples: int
     records_digest: bytes
+    privacy: Privacy | None
+    max_norm: float | None
     step_input: StepInput
     replay: bool = False
     one_model: bool = False
@@ -61,10 +66,10 @@ class StepSums:
     """Opens the sums of an optimiser's steps.
 
     Args:
-        optimizer: the optimiser.
+        optimizer: the optimiser, or a proxy: it is used only in its own methods.
         recovery: its identifiers of steps.
         weighted_sums: opens the sums without noise.
-        describe: returns the kind of the optimiser.
+        kind: the kind of the optimiser.
         options: the names of the options that members always compare.
     """
 
@@ -73,23 +78,32 @@ class StepSums:
         optimizer: ConfinedOptimizer,
         recovery: OptimizerRecovery,
         weighted_sums: WeightedSums,
-        describe: Callable[[], str],
+        kind: str,
         options: Sequence[str],
     ) -> None:
         self._optimizer, self._recovery, self._weighted_sums = optimizer, recovery, weighted_sums
-        self._describe, self._options = describe, options
+        self._kind, self._options = kind, options
         self._latest: dict[Peers, tuple[bytes, int]] = {}  # the model of the latest sum, and its epoch
 
     def request(self, peers: Peers, groups: list[dict[str, Any]], number: int) -> StepSum:
         """Return the sum of a step's gradients of these groups."""
-        parameters, step = trainable(*groups), self._recovery.step_id(peers, number)
-        samples, digest = self._optimizer.samples, self._optimizer.records_digest
-        vector = partial(self._vector, peers, parameters, step.slot)
-        step_input = self._optimizer.step_input
-        return StepSum(step, groups, parameters, self._context(groups), vector, samples, digest, step_input)
+        optimizer, parameters = self._optimizer, trainable(*groups)
+        step = self._recovery.step_id(peers, number)
+        return StepSum(
+            step,
+            groups,
+            parameters,
+            self._context(groups),
+            partial(self._vector, peers, parameters, step.slot),
+            optimizer.samples,
+            optimizer.records_digest,
+            optimizer.privacy,
+            optimizer.max_norm,
+            optimizer.step_input,
+        )
 
     def _context(self, groups: list[dict[str, Any]]) -> StepContext:
-        optimizer, kind = self._optimizer, self._describe()
+        optimizer, kind = self._optimizer, self._kind
         if optimizer.privacy is not None:
             kind += f" for {optimizer.privacy.settings.describe()},"
         kind += optimizer.step_input.describe() + (f" clipped to {optimizer.max_norm}" if optimizer.max_norm else "")
@@ -112,8 +126,8 @@ class StepSums:
 
     def open(self, peers: Peers, requested: StepSum) -> tuple[dict[torch.Tensor, torch.Tensor], bool]:
         """Return the weighted sum of all members' vectors, by parameter, and whether it came from the journal."""
-        optimizer, groups, step = self._optimizer, requested.groups, requested.step
-        samples, privacy, digest = requested.samples, optimizer.privacy, requested.records_digest
+        groups, step, privacy = requested.groups, requested.step, requested.privacy
+        samples, digest = requested.samples, requested.records_digest
         epoch, addends = peers.next_round()
         with abort_on_error([peers]):
             revealed = peers.recovery.may_be_revealed(step) and not peers.recovery.is_replay()  # of a newer count
@@ -142,7 +156,7 @@ class StepSums:
         except (SettingsError, PeerLeftError) as error:
             raise program_checks.explain(error) from None
         self._latest[peers] = requested.context.digests["state"], epoch
-        return split_sum(clip_to_norm(total, optimizer.max_norm), requested.parameters), replayed
+        return split_sum(clip_to_norm(total, requested.max_norm), requested.parameters), replayed
 
     def _check_model(self, peers: Peers, requested: StepSum, epoch: int) -> None:
         """Check, with a delay, that no sum is opened of gradients that an earlier epoch may have summed.
@@ -159,7 +173,7 @@ class StepSums:
                 f"the members' stored state is that after step {requested.step.number}, and they have lost the sum of "
                 "that step; restore a state folder of one of them, or start a new training"
             )
-        if not requested.one_model or self._optimizer.privacy is not None:  # with noise, every opening is charged
+        if not requested.one_model or requested.privacy is not None:  # with noise, every opening is charged
             return
         model, before = self._latest.get(peers, (b"", epoch))
         if model == requested.context.digests["state"] and before != epoch:
