@@ -1,8 +1,8 @@
 """Measure what a delay costs in accuracy and regret: `python benchmarks/delay.py`.
 
-The files of `benchmarks/delay` are specs of `cgd simulate`. Runs are stored in `results/delay` one by one, and a program
-that was stopped continues. Two tables of `docs/simulation.md` show what is stored. `benchmarks/delay_time.py` measures
-the time of a step.
+The files of `benchmarks/delay` are specs of `cgd simulate`. Runs are stored in `results/delay` one by one, and a
+program that was stopped continues. Two tables of `docs/simulation.md` show what is stored. `benchmarks/delay_time.py`
+measures the time of a step.
 
 The data sets are read from the folder in CGD_DATA.
 """

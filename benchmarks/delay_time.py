@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import multiprocessing
 import random
 import socket
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +115,12 @@ def create_federation(folder: Path) -> tuple[Path, dict[int, int]]:
 def participant(name: str, path: Path, port: int, steps: int, barrier: Barrier, results: Queue[Any]) -> None:
     """Run one of the five participants."""
     torch.set_num_threads(1)
+    logging.getLogger("cgd.optim").setLevel(logging.ERROR)  # privacy warnings about the made-up images
     with cgd.join(path, name, listen=f"tcp://127.0.0.1:{port}", timeout=120) as peers:
         for kind, (least, most) in PAUSES.items():
             for delay in DELAYS:
-                rng = random.Random(f"{name} {kind}")
-                seconds = train(peers, delay, steps, lambda low=least, high=most, rng=rng: rng.uniform(low, high), barrier)
+                pause = partial(random.Random(f"{name} {kind}").uniform, least, most)
+                seconds = train(peers, delay, steps, pause, barrier)
                 if name == NAMES[0]:
                     results.put((kind, delay, seconds))
 
@@ -168,7 +171,8 @@ def main() -> None:
         proxy.terminate()
         proxy.join()
     seconds = {(kind, delay): each for kind, delay, each in found}
-    table = Table(title=f"Time of a step of {len(NAMES)} processes, {LATENCY_SECONDS * 1000:.0f} ms of latency each way")
+    latency = f"{LATENCY_SECONDS * 1000:.0f} ms of latency each way"
+    table = Table(title=f"Time of a step of {len(NAMES)} processes, {latency}")
     for heading in ("pauses", *(f"delay {delay}" for delay in DELAYS)):
         table.add_column(heading, justify="right")
     for kind in PAUSES:

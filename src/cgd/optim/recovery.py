@@ -326,7 +326,7 @@ class BestCheckpoint:
                     self._load(stored.content, parameters)
                 continue
             peers.queue.wait()  # members compare the checkpoint before every sum
-            displacements = [self._optimizer.state[each]["displacement"].clone() for each in parameters]
+            displacements = [self._displacement(each) for each in parameters]
             self._displacements |= dict(zip(parameters, displacements, strict=True))
             peers.recovery.save(slot, steps, _to_bytes(displacements), fixed=True)
 
@@ -341,6 +341,12 @@ class BestCheckpoint:
         found = self._displacements.get(parameter)
         state: torch.Tensor = self._optimizer.state[parameter]["displacement"]
         return state if found is None else found
+
+    def _displacement(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the present displacement; with a delay, the first steps have not moved yet."""
+        if (state := self._optimizer.state.get(parameter)) is None:
+            return torch.zeros_like(parameter, dtype=working_dtype(parameter), requires_grad=False)
+        return state["displacement"].clone()
 
     def _load(self, content: bytes, parameters: list[torch.Tensor]) -> None:
         tensors = _load_tensors(content)
