@@ -346,7 +346,8 @@ class BestCheckpoint:
         """Return a copy of the present displacement; with a delay, the first steps have not moved yet."""
         if (state := self._optimizer.state.get(parameter)) is None:
             return torch.zeros_like(parameter, dtype=working_dtype(parameter), requires_grad=False)
-        return state["displacement"].clone()
+        displacement: torch.Tensor = state["displacement"]
+        return displacement.clone()
 
     def _load(self, content: bytes, parameters: list[torch.Tensor]) -> None:
         tensors = _load_tensors(content)
