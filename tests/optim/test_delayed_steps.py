@@ -268,8 +268,9 @@ def test_gradient_out_of_range_is_an_error_of_its_own_step_and_the_step_can_be_r
         for step in range(6):
             backward(optimizer, model, peers)
             if disturbed and step == 3 and peers.me == "bob":
-                assert model.bias.grad is not None
-                model.bias.grad.fill_(bad)
+                gradient = model.bias.grad
+                assert gradient is not None
+                gradient.fill_(bad)
             retry(optimizer.step)
         retry(optimizer.drain)
         return optimizer.displacement()

@@ -47,7 +47,9 @@ def test_models_learn_and_members_agree(mode: dict[str, Any]) -> None:
     settings = tabular_settings(model=Model("logistic"), **{"steps": 30, "delay": 2, **mode})
     fresh = records(table(400, 9))
     results = train_all(settings)
-    displacements = [torch.cat([each.flatten() for each in trained.displacement.values()]) for trained in results]
+    displacements = [
+        torch.cat([each.flatten() for each in (trained.displacement or {}).values()]) for trained in results
+    ]
     assert all(torch.equal(each, displacements[0]) for each in displacements)
     if settings.training.patience:
         assert results[0].steps < 30
