@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture audit-picture structure coverage clean
 
 help:  ## list the commands
@@ -95,6 +95,12 @@ quick-experiments: .venv/installed  ## run all experiments at the quick scale (l
 
 duration-results: .venv/installed  ## measure the durations that `cgd reproduce list` states; store the table in the package (half an hour of one core; continues)
 	$(BIN)/python benchmarks/experiment_durations.py
+
+delay-results: .venv/installed  ## measure accuracy and regret with a delay; store the results, and update the page (minutes)
+	$(BIN)/python benchmarks/delay.py
+
+delay-time: .venv/installed  ## measure the time of a step with a delay, in a slow network, as ratios
+	$(BIN)/python benchmarks/delay_time.py
 
 rounds: .venv/installed  ## measure rounds and bytes to a given accuracy; store the results, and update the page (hours of one core; continues)
 	$(BIN)/python benchmarks/rounds.py

@@ -121,7 +121,10 @@ def _close_returned(rows: Sequence[tuple[Sequence[Any], bool]]) -> None:
 
 def _run_member(future: Future[Result], function: Callable[..., Result], row: Sequence[Any]) -> None:
     try:
-        future.set_result(function(*row))
+        result = function(*row)
+        for peers in _peers_in(row):
+            peers.queue.finish()
+        future.set_result(result)
     except BaseException as error:
         future.set_exception(error)
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError, RevealError
+from cgd.errors import InputError, MembersChangedError, MembershipError, RangeError
 from cgd.secagg.fixed_point import FixedPoint
 from cgd.secagg.messages import MASKINGS, MAX_NAME_BYTES, OPENINGS, Masking, Opening, PeerId, Reason, SumSpec
 from cgd.sum_encoding import (
+    charged,
     check_precision,
     check_weights,
     encode,
@@ -19,6 +20,7 @@ from cgd.sum_encoding import (
     to_numpy,
     weight_encoding,
 )
+from cgd.sum_queue import SumQueue
 from cgd.transport.driver import NoRecovery
 from cgd.transport.ranks import OneRank, add_weighted
 from cgd.transport.tap import Addend
@@ -86,21 +88,6 @@ class _SumOptions:
     step: Step | None = None
 
 
-@dataclass(frozen=True)
-class _Charge:
-    """Call a function before our key leaves. Whatever it raises is a `RevealError`: the key is not sent."""
-
-    charge: Callable[[], None]
-
-    def __call__(self) -> None:
-        try:
-            self.charge()
-        except RevealError:
-            raise
-        except Exception as error:
-            raise RevealError(f"an opening could not be charged, and is not made: {error!r}") from error
-
-
 class Peers:
     """This member's connection with its peers: `peers.sum(values)` returns the same total at every member.
 
@@ -120,6 +107,7 @@ class Peers:
         recovery: stores the optimisers' states, so that a restarted member can continue; by default it stores nothing.
         ranks: the processes of this member's job, if it is one of several (`cgd.join` in torchrun).
         observer: receives the addend and the total of every sum, for a recording; None by default.
+        queue: the sums of an optimiser with a delay; any other sum waits until these are done.
     """
 
     def __init__(
@@ -135,14 +123,11 @@ class Peers:
         ranks: Ranks | None = None,
     ) -> None:
         self.settings, self.ranks = settings, ranks or OneRank()
-        self.groups = dict(groups or {})
-        self.training = dict(training or {})
-        self.federation = federation
+        self.groups, self.training, self.federation = dict(groups or {}), dict(training or {}), federation
         self.seed = secrets.token_bytes(32) if seed is None else seed
         self.recovery: Recovery = NoRecovery() if recovery is None else recovery
         self.observer: Observer | None = None
-        self._driver = driver
-        self._slots = 0
+        self.queue, self._driver, self._slots = SumQueue(driver.me), driver, 0
         if settings.aggregator and settings.aggregator not in self.members:
             names = ", ".join(self.members)
             raise MembershipError(f"the aggregator {settings.aggregator!r} is not a member; name one of {names}")
@@ -203,6 +188,8 @@ class Peers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self.queue.finish()
         self._driver.close(done=kind is None)
 
     def sum(
@@ -280,7 +267,7 @@ class Peers:
         """
         if self.ranks.size > 1:
             raise InputError("sums with noise are made by one process, not by a job of several ranks")
-        options = _SumOptions(noise=noise, before_reveal=_Charge(before_reveal), context=context, step=step)
+        options = _SumOptions(noise=noise, before_reveal=charged(before_reveal), context=context, step=step)
         return self._sum_in_epoch(values, options, epoch)
 
     def _sum_in_epoch(self, values: Array, options: _SumOptions, epoch: int | None) -> Array:
@@ -296,6 +283,7 @@ class Peers:
 
     def next_round(self) -> tuple[int, int]:
         """Return the epoch of the next sum and its number of addends; wait until they are known."""
+        self.queue.wait()
         return self._driver.next_round()
 
     def next_slot(self) -> int:
@@ -305,8 +293,16 @@ class Peers:
 
     def abort_sum(self) -> None:
         """Abort the next sum: its other members get an error instead of waiting for this one."""
-        with self._driver.exclusive():
-            self._abort(None)
+
+        def abort() -> None:
+            with self._driver.exclusive():
+                self._abort(None)
+
+        self.queue.in_order(abort)
+
+    def set_step(self, step: int) -> None:
+        """Record the step that the program's loop is at, for the sums that it requests from now on."""
+        self.queue.in_order(lambda: self.recovery.set_step(step))
 
     def close(self) -> None:
         """Leave and notify the peers. A second call does nothing. A sum that another thread is in fails."""

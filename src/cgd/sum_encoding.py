@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.errors import InputError, WeightError
+from cgd.errors import InputError, RevealError, WeightError
 from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from cgd.dp.mechanism import NoisyEncoding
@@ -118,3 +120,17 @@ def check_precision(array: npt.NDArray[Any], weight: float, fixed_point: FixedPo
             "In training, a member reported a wrong number of samples, or ours is too small in comparison: find out "
             "which, or let every member use ring_bits=64"
         )
+
+
+def charged(charge: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that charges before our key leaves. Whatever it raises is a `RevealError`: no key is sent."""
+
+    def before_reveal() -> None:
+        try:
+            charge()
+        except RevealError:
+            raise
+        except Exception as error:
+            raise RevealError(f"an opening could not be charged, and is not made: {error!r}") from error
+
+    return before_reveal

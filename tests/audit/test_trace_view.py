@@ -17,7 +17,7 @@ from cgd.audit.registry import get
 from cgd.audit.results import AttackResult
 from cgd.audit.scenario import LocalSteps, Scenario
 from cgd.audit.schemes import observe
-from cgd.audit.trace_replay import update_rule
+from cgd.audit.trace_replay import replay, update_rule
 from cgd.audit.trace_view import OTHERS, load, view_of
 from cgd.audit.view import flat, unflat
 from cgd.errors import InputError
@@ -28,7 +28,7 @@ from cgd.tabular.few_records import merge_few_records
 from cgd.tabular.trace_writer import STEPS, TraceWriter
 from cgd.tabular.training_loop import LOCAL_MOMENTUM
 from support.tabular import REGRESSION, tabular_settings
-from support.traces import BATCHED, COALITION, NAMES, SETTINGS, load_all, run, seed_of
+from support.traces import BATCHED, COALITION, DELAYED, NAMES, SETTINGS, load_all, run, seed_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,9 +67,9 @@ def true_sum(view: View, truth: Truth, step: int) -> torch.Tensor:
     return total
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [*SETTINGS, *DELAYED])
 def test_view_has_the_sums_of_the_run_and_the_displacement_bit_for_bit(name: str, tmp_path: Path) -> None:
-    settings = SETTINGS[name]
+    settings = (SETTINGS | DELAYED)[name]
     plain, _ = run(settings)
     results, peers = run(settings, tmp_path)
     traces = load_all(tmp_path)
@@ -77,7 +77,11 @@ def test_view_has_the_sums_of_the_run_and_the_displacement_bit_for_bit(name: str
         saved = flat(list(after.network.parameters()))
         assert torch.equal(saved, flat(list(before.network.parameters())))  # recording does not change the run
         assert each.best_step == after.best_step
-        assert torch.equal(each.origin + each.displacements()[after.best_step], saved)
+        if name in SETTINGS or after.best_step < settings.training.steps:
+            assert torch.equal(each.origin + each.displacements()[after.best_step], saved)
+        else:  # at the end, the model has moved by the last sums, too
+            final = replay(each.training, len(each.origin), each.totals, each.states).final
+            assert torch.equal(each.origin + final, saved)
         assert each.missing == ()
     view, truth, fresh = view_of(traces, COALITION)
     assert view.honest == ("bob", "dan")
@@ -225,7 +229,7 @@ def test_missing_total_is_inferred_from_the_states_around_it(name: str, tmp_path
         def before_sum(self, addend: Any) -> None:
             if addend.step is not None and addend.weight is not None and addend.step.number == 5:
                 optimizer = resumed[self.folder.name]
-                optimizer.steps_taken = lambda: 5
+                optimizer.sums_taken = lambda: 5
                 super().resume(optimizer)
             super().before_sum(addend)
 

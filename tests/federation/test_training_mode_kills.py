@@ -1,4 +1,4 @@
-"""Real processes that are killed at random moments, with local steps, and with batches of a prefetching loader."""
+"""Real processes killed at random moments, with local steps, batches of a prefetching loader, and a delay."""
 
 from __future__ import annotations
 
@@ -83,8 +83,25 @@ def train(peers, steps, pause=0.0):
 )
 
 
+DELAYED = (
+    COMMON
+    + """
+
+def train(peers, steps, pause=0.0):
+    build = lambda params, **more: cgd.ConfinedSGD(params, 0.1, momentum=0.5, delay=2, **more)
+    model, x, y, optimizer = prepare(peers, build)
+    for number in optimizer.steps(steps):
+        time.sleep(pause)
+        descend(model, optimizer, x, y)
+        if number % 7 == 6:
+            peers.sum(torch.ones(1))
+    return optimizer.displacement(), None
+"""
+)
+
+
 @pytest.mark.parametrize("lose_state", [False, True])
-@pytest.mark.parametrize("program", [ROUNDS, BATCHES], ids=["rounds", "batches"])
+@pytest.mark.parametrize("program", [ROUNDS, BATCHES, DELAYED], ids=["rounds", "batches", "delay"])
 def test_kills_at_random_moments_do_not_change_the_result(program: str, lose_state: bool, tmp_path: Path) -> None:
     federation = ProcessFederation(tmp_path, NAMES[:3], program=program, steps=STEPS)
     try:

@@ -246,7 +246,7 @@ def test_context_without_frozen_layers_and_buffers_has_no_digest_of_them() -> No
     """Golden digests of contexts, and members of trainings that have begun, depend on it."""
     model = build("linear")
     confine(model, seed=SEED)
-    context = step_context("ConfinedSGD", (), [{"params": list(model.parameters())}], {}, 3)
+    context = step_context("ConfinedSGD", (), [{"params": list(model.parameters())}], {}).complete(3)
     assert "frozen" not in context
     assert len(start_of(model.get_parameter("weight"))) == 32
 

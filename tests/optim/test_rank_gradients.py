@@ -198,16 +198,23 @@ def test_local_steps_and_batches_of_ranks() -> None:
         assert group["total_samples"] == total
 
 
-def test_privacy_is_for_participants_of_one_process() -> None:
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ("privacy", "privacy= is for a participant of one process, and this is a job of 2 ranks"),
+        ("delay", "delay is 1, and this participant is a job of 2 ranks"),
+    ],
+)
+def test_options_for_participants_of_one_process_are_refused(option: str, expected: str) -> None:
     def program(peers: cgd.Peers) -> Any:
         model = nn.Linear(4, 2)
-        privacy = cgd.Privacy(model, epsilon=8.0, delta=1e-4, steps=3)
-        return cgd.ConfinedSGD(model.parameters(), lr=0.1, peers=peers, samples=10, privacy=privacy)
+        chosen: Any = cgd.Privacy(model, epsilon=8.0, delta=1e-4, steps=3) if option == "privacy" else 1
+        return cgd.ConfinedSGD(model.parameters(), lr=0.1, peers=peers, samples=10, **{option: chosen})
 
     ranks, *_ = train_on_ranks([2, 1, 1], program)
     for error in ranks:
         assert isinstance(error, InputError)
-        assert "privacy= is for a participant of one process, and this is a job of 2 ranks" in str(error)
+        assert expected in str(error)
 
 
 def test_models_divided_among_ranks_are_refused() -> None:

@@ -46,8 +46,8 @@ def equal_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -
 
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_simulated_rows_equal_real_participants(rule: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "delay"), [(torch.float32, 0), (torch.float64, 0), (torch.float32, 2)])
+def test_simulated_rows_equal_real_participants(rule: str, dtype: torch.dtype, delay: int) -> None:
     split = blocks(4, count=30)
     make: dict[str, Callable[..., ConfinedOptimizer]] = {
         "sgd": partial(ConfinedSGD, lr=LR),
@@ -65,11 +65,12 @@ def test_simulated_rows_equal_real_participants(rule: str, dtype: torch.dtype) -
         with public_seed(SEED):
             model = make_model()
         confine(model, DELTA, participant_seed(SEED, block.cell))
-        optimizer = make[rule](model.parameters(), peers=peers, samples=block.samples)
+        optimizer = make[rule](model.parameters(), peers=peers, samples=block.samples, delay=delay)
         for _ in range(STEPS):
             optimizer.zero_grad()
             functional.cross_entropy(model(block.x.to(dtype)), block.y).backward()
             optimizer.step()
+        optimizer.drain()
         return dict(model.named_parameters())
 
     with local_peers(4) as members:
@@ -82,6 +83,7 @@ def test_simulated_rows_equal_real_participants(rule: str, dtype: torch.dtype) -
         delta=DELTA,
         seed=SEED,
         rule=rules[rule],
+        delay=delay,
         arithmetic="ring",
         progress=False,
     )

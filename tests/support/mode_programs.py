@@ -51,7 +51,7 @@ class ModeTraining:
         cgd.confine(model, delta=0.1, seed=peers.seed)
         first, rest = list(model[0].parameters()), list(model[2].parameters())
         groups: list[dict[str, Any]] = [{"params": first, "peers": peers.groups.get("column", peers)}, {"params": rest}]
-        build = OPTIMIZERS["momentum" if self.mode in SCHEDULERS else self.mode]
+        build = (OPTIMIZERS | DELAYED)["momentum" if self.mode in SCHEDULERS else self.mode]
         optimizer = build(groups, peers=peers, samples=len(x))
         schedulers = [SCHEDULERS[self.mode](optimizer)] if self.mode in SCHEDULERS else []
         take = take_round if self.mode.startswith("local") else take_step
@@ -63,6 +63,7 @@ class ModeTraining:
                     schedule.step(float(peers.sum(torch.ones(1))))
                 else:
                     schedule.step()
+        optimizer.drain()
         return hashlib.sha256(optimizer.displacement().numpy().tobytes()).hexdigest()[:16]
 
     def _batches(
@@ -136,3 +137,16 @@ OPTIMIZERS: dict[str, Callable[..., ConfinedOptimizer]] = {
     "local momentum": lambda params, **more: cgd.ConfinedSGD(params, 1.0, momentum=0.5, **more),
     "local adam": lambda params, **more: cgd.ConfinedAdam(params, 0.05, **more),
 }
+DELAYED: dict[str, Callable[..., ConfinedOptimizer]] = {
+    "delay 1": lambda params, **more: cgd.ConfinedSGD(params, 0.5, momentum=0.5, delay=1, **more),
+    "delay 2": lambda params, **more: cgd.ConfinedSGD(params, 0.5, momentum=0.5, delay=2, **more),
+    "delay 3, amsgrad": lambda params, **more: cgd.ConfinedAdam(
+        params, 0.05, amsgrad=True, max_norm=0.1, delay=3, **more
+    ),
+    "delay 2, AdamW": lambda params, **more: cgd.ConfinedTorchOptimizer(
+        params, torch.optim.AdamW, lr=0.05, delay=2, **more
+    ),
+    "batches, delay 2": lambda params, **more: cgd.ConfinedSGD(params, 0.5, momentum=0.5, delay=2, **more),
+    "local, delay 2": lambda params, **more: cgd.ConfinedSGD(params, 0.5, momentum=0.5, delay=2, **more),
+}
+"""Optimisers with a delay."""

@@ -37,12 +37,14 @@ class Training:
         extra_samples: the number of samples besides those that depend on its name.
         lr: the step size.
         loop: "plain" for a loop over range(), "steps" for a loop over `optimizer.steps`.
+        delay: the delay of the optimiser.
     """
 
     steps: int = 8
     extra_samples: int = 0
     lr: float = 0.5
     loop: Literal["plain", "steps"] = "plain"
+    delay: int = 0
 
     def __call__(self, process: MemberProcess) -> str:
         peers = process.peers
@@ -52,7 +54,8 @@ class Training:
         cgd.confine(model, delta=0.1, seed=peers.seed)
         first, rest = list(model[0].parameters()), list(model[2].parameters())
         groups: list[dict[str, Any]] = [{"params": first, "peers": peers.groups.get("column", peers)}, {"params": rest}]
-        optimizer = cgd.ConfinedSGD(groups, lr=self.lr, peers=peers, samples=len(x), momentum=0.5)
+        options: dict[str, Any] = {"momentum": 0.5, "delay": self.delay}
+        optimizer = cgd.ConfinedSGD(groups, lr=self.lr, peers=peers, samples=len(x), **options)
         for step in range(self.steps) if self.loop == "plain" else optimizer.steps(self.steps):
             process.at_step(step)
             optimizer.zero_grad()
@@ -61,6 +64,7 @@ class Training:
             optimizer.step()
             if step % 3 == 2:
                 peers.sum(np.array([loss.item()]))
+        optimizer.drain()
         return hashlib.sha256(optimizer.displacement().numpy().tobytes()).hexdigest()[:16]
 
     def _data(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:

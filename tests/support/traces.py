@@ -34,6 +34,12 @@ SETTINGS: dict[str, TabularSettings] = {
     "regression": tabular_settings(REGRESSION, Model("linear"), optimizer="sgd", lr=0.1, steps=12, validate_every=4),
 }
 
+DELAYED: dict[str, TabularSettings] = {
+    "delay": tabular_settings(optimizer="sgd", lr=0.2, mu=0.1, momentum=0.5, steps=12, validate_every=4, delay=2),
+    "adam, delay": tabular_settings(steps=12, validate_every=4, delay=3),
+}
+"""Settings with which a gradient is not that of the displacement after all sums before it."""
+
 BATCHED: dict[str, TabularSettings] = {
     "batches": tabular_settings(optimizer="sgd", lr=0.5, steps=6, validate_every=3, batches=2),
     "local epochs": tabular_settings(

@@ -126,8 +126,8 @@ def test_restart_with_more_records_than_were_counted_is_refused_and_the_others_w
 
 @pytest.mark.parametrize(
     "mode",
-    [{}, {"batches": 3}, {"batches": 3, "local_epochs": 2, "optimizer": "sgd", "lr": 1.0}],
-    ids=["all records", "batches", "local epochs"],
+    [{}, {"batches": 3}, {"batches": 3, "local_epochs": 2, "optimizer": "sgd", "lr": 1.0}, {"delay": 2}],
+    ids=["all records", "batches", "local epochs", "delay"],
 )
 def test_restart_between_step_and_validation_sum_evaluates_its_own_loss(
     mode: dict[str, Any], federation: InProcessFederation, tmp_path: Path

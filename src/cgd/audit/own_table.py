@@ -259,6 +259,7 @@ def simulated_training(request: TableRequest, seed: int) -> SimulatedTraining:
         InputError: a file cannot be used, or there are too few records.
     """
     own = OwnTable.read(request.table, request.federation, request.target, request.function, request.decimal)
+    check_without_delay(own.settings.training)
     parts = divide(own, request.honest, seed)
     preprocessing = preprocess(own, parts, seed)
     settings, training = own.settings, own.settings.training
@@ -294,6 +295,19 @@ def simulated_training(request: TableRequest, seed: int) -> SimulatedTraining:
     located = iter(locate_records(request.table, settings.data, settings.own_columns, rows, label=request.target))
     places = {name: [next(located) for _ in range(parts.members[name].rows)] for name in honest}
     return SimulatedTraining(scenario, _encode(parts.fresh, preprocessing), RecordTable(places, preprocessing))
+
+
+def check_without_delay(training: Training) -> None:
+    """Check that the audit can simulate the training.
+
+    Raises:
+        InputError: it has a delay, with which colluders would have to steer otherwise than the audit does.
+    """
+    if training.delay:
+        raise InputError(
+            f"delay is {training.delay} in [training], and an audit of a table simulates trainings without a delay, in "
+            "which colluders steer from step to step; audit a copy of the file without delay, or a recorded run"
+        )
 
 
 def _draw(training: Training, seed: int, name: str, number: int, count: int) -> list[torch.Tensor]:

@@ -27,8 +27,9 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        final: the last displacement.
-        displacements: the displacement after each number of steps, flat; zeros after 0 steps.
+        final: the last displacement, with all sums.
+        displacements: the displacement after each number of steps, flat; zeros after 0 steps. With a delay, it includes
+            the sums of all these steps but the last ones, and so is that of the gradients of the next step.
         inferred: totals that were not recorded, computed from the states around them.
     """
 
@@ -54,7 +55,7 @@ def replay(
         training: the settings of the optimiser.
         parameters: the number of parameters.
         totals: the opened sums by the number of the step, from 0; some may be missing.
-        states: the displacement and the state of the optimiser after some numbers of steps.
+        states: the displacement and the state of the optimiser after some numbers of sums.
 
     Raises:
         InputError: a state does not follow from the totals.
@@ -79,7 +80,18 @@ def replay(
         if step in totals:
             update_rule(training, step).move(displacement, totals[step], state)
             known += 1
+    if training.delay:
+        found.displacements = _delayed(found.displacements, training.delay)
     return found
+
+
+def _delayed(moved: Mapping[int, torch.Tensor], delay: int) -> dict[int, torch.Tensor]:
+    """Return the displacement before each step, given that after each number of sums.
+
+    The gradients of the first steps are all computed before the displacement moves.
+    """
+    before = dict.fromkeys(range(delay), moved[0]) if 0 in moved else {}
+    return before | {sums + delay: each for sums, each in moved.items()}
 
 
 def update_rule(training: Training, step: int) -> SGDRule | AdamRule:

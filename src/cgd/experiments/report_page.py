@@ -127,7 +127,7 @@ def _theorem_findings(done: list[EntryResult]) -> Iterator[str]:
         "sum of the bound's terms with the constants of the proof (D measured at the start and at the end of a run)."
     )
     worst = [(each.entry, theory.WorstCase.of(each.results)) for each in done]
-    power = theory.growth_with_epsilon([each for entry, each in worst if entry.run.mu == 0])
+    power = theory.growth_with_epsilon([each for entry, each in worst if entry.run.mu == 0 and not entry.run.delay])
     if power is not None:
         yield (
             f"With a fixed step, F(w_T) − F(w_*), minus its value for the smallest δ, grows like ε^{power:.1f} between "

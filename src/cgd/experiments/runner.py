@@ -217,6 +217,7 @@ def _cgd(spec: RunSpec, settings: BaselineSettings) -> RunResult:
         local=spec.local,
         keep=spec.keep,
         fresh_origins=spec.fresh_origins,
+        delay=spec.delay,
         privacy=spec.privacy,
     )
     extra: dict[str, Any] = {"displacement": _digest(result.displacement()), **_spent(spec, settings, result)}

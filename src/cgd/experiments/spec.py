@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from cgd.errors import InputError
 from cgd.experiments import own_data, privacy_table
 from cgd.experiments.setting_values import check_choice, converted, suggest
+from cgd.optim.delayed_steps import check_delay
 from cgd.optim.public_start import STARTS
 from cgd.optim.skew import Skew
 from cgd.optim.vertical import check_joint_accepted
@@ -25,7 +26,7 @@ Method = Literal["cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "feda
 METHODS: tuple[str, ...] = get_args(Method)
 POOLED_METHODS = ("centralised", "dp-sgd", "private-centralised")
 _METHODS_OF: dict[str, tuple[str, ...]] = {  # settings that not all methods have
-    **dict.fromkeys(("mu", "hold", "arithmetic", "fresh_origins"), ("cgd",)),
+    **dict.fromkeys(("mu", "hold", "arithmetic", "fresh_origins", "delay"), ("cgd",)),
     "schedule": (*privacy_table.PRIVATE_METHODS, "dp-sgd"),
     "rule": ("cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "fedavg"),
     "batches": ("cgd", "fedsgd", "secure-fedsgd"),
@@ -71,6 +72,7 @@ class RunSpec:
         hold: number of steps with a fixed step size before it decreases.
         schedule: "paper" for the step size of `mu` and `hold`, "linear" for one that falls linearly to 0.
         momentum: momentum of the steps.
+        delay: number of steps after which the displacement moves by a sum, see `cgd.simulate`.
         batches: number of batches of an epoch, of which each step uses one; 1 to use all samples in every step.
         local: local training between two sums, a table such as `{ epochs = 1, batch = 10, lr = 0.1, momentum = 0.9 }`,
             see `cgd.LocalTraining`; None to sum gradients.
@@ -117,6 +119,7 @@ class RunSpec:
     schedule: str = "paper"
     momentum: float = 0.0
     nesterov: bool = False
+    delay: int = 0
     batches: int = 1
     local: LocalTraining | None = None
     rule: str = "sgd"
@@ -216,6 +219,9 @@ class RunSpec:
     def _check_work(self) -> None:
         """Raise InputError if the records of a step, or the local training, cannot be combined with other settings."""
         _ = self.work  # raises if it is invalid
+        check_delay(self.delay, self.steps)
+        if self.delay and self.columns > 1:
+            raise InputError(f"delay is {self.delay} and columns is {self.columns}; a delay is for one column")
         if self.method == "fedavg" and self.local is None:
             raise InputError(
                 "the method is fedavg and there is no local training; set "
@@ -320,7 +326,7 @@ _DEFAULTS: dict[str, Any] = {
 _OMITTED = (
     *(("accept", ""), ("privacy", None), ("normalise", "none"), ("schedule", "paper"), ("momentum", 0.0)),
     *(("rule", "sgd"), ("target", ""), ("data_digest", ""), ("skew", None), ("start", "zeros")),
-    *(("batches", 1), ("local", None), ("keep", 0.0), ("nesterov", False), ("fresh_origins", False)),
+    *(("batches", 1), ("local", None), ("keep", 0.0), ("nesterov", False), ("fresh_origins", False), ("delay", 0)),
 )
 
 

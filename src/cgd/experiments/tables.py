@@ -125,7 +125,9 @@ def baseline(found: Sequence[EntryResult]) -> EntryResult | None:
 
 def _regret_table(experiment: Experiment, found: Sequence[EntryResult]) -> ResultTable:
     """Return the regret of the worst participant of all seeds, and the terms of the bound of Theorem 1, if known."""
-    bound = ("bound: term in ε", "in 1/(μT+1)", "in ln(μT+1)/T")
+    bound: tuple[str, ...] = ("bound: term in ε", "in 1/(μT+1)", "in ln(μT+1)/T")
+    if any(each.entry.run.delay for each in found):
+        bound += ("in the delay",)
     convex = not any(each.entry.run.hidden for each in found)
     rows = []
     for each in found:

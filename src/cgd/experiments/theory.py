@@ -4,6 +4,8 @@ By the theorem (paper, section 4) the regret R = (1/T)·Σ_k (F(w_kˡ) − F(w_*
 ε = m·‖E_j(w₁ˡ − w₁ʲ)‖. F is the mean loss over the samples of all participants. Our sums are weighted by n_l/n, so the
 gradient of F is the mean of the members' gradients, not their sum, and ε/m replaces ε.
 
+With a delay τ, the gradient of a step is that of the model τ steps before; a term in τ is added to the bound.
+
 The theorem assumes that F is convex. For a network it is not: w_* is not unique, so that D, the distance from it, has
 no meaning, and no constant L holds everywhere. Only R and ε are measured then, with the lowest loss that was found as
 F(w_*).
@@ -20,6 +22,7 @@ from torch import nn
 
 from cgd.errors import InputError
 from cgd.json_files import convert
+from cgd.optim.lr_scheduler import inverse_square_factor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,18 +67,24 @@ class ConvergenceBound(RegretReference):
     gradient: float
     lipschitz: float
 
-    def terms(self, steps: int, mu: float, lr: float) -> dict[str, float]:
+    def terms(self, steps: int, mu: float, lr: float, delay: int = 0) -> dict[str, float]:
         """Return the three terms of the bound after `steps` steps, with the constants of the proof.
 
-        The first step size is `lr`, so the paper's α is lr·(1 + μT)².
+        The first step size is `lr`, so the paper's α is lr·(1 + μT)². With a delay τ there is a fourth term: a gradient
+        is applied at a model that has moved τ steps since, by at most G·α each, so that it differs by at most L·G·Σα
+        from the gradient there, and ⟨difference, w_k − w_*⟩ by D times that.
         """
         shift = mu * steps + 1
         drift = 2 * lr * shift**2 * self.gradient * self.distance * self.lipschitz
-        return {
+        terms = {
             "ε": self.distance * self.lipschitz * max(self.epsilon),
             "1/(μT+1)": drift / shift,
             "ln(μT+1)/T": drift * math.log(shift) / steps,
         }
+        if delay:
+            mean_lr = lr * sum(inverse_square_factor(step, mu, steps) for step in range(steps)) / steps
+            terms["τ"] = delay * mean_lr * self.gradient * self.distance * self.lipschitz
+        return terms
 
 
 def measure(settings: BaselineSettings, result: SimulationResult) -> ConvergenceBound:
@@ -179,7 +188,7 @@ class WorstCase:
         epsilon: ε/m.
         regret: regret R after 1, 2, … steps.
         gaps: excess loss F(w_k) − F(w_*) before the first step, and after 1, 2, … steps.
-        terms: the three terms of the bound; empty for a network.
+        terms: the three terms of the bound, and the fourth if there is a delay; empty for a network.
     """
 
     epsilon: float
@@ -215,7 +224,7 @@ class WorstCase:
         regrets = [regret(result.history, known.optimum) for result, known in both]
         gaps = [[max(each.loss) - known.optimum for each in result.history.evaluations] for result, known in both]
         terms = [
-            known.terms(result.spec.steps, result.spec.mu, result.spec.lr).values()
+            known.terms(result.spec.steps, result.spec.mu, result.spec.lr, result.spec.delay).values()
             for result, known in both
             if isinstance(known, ConvergenceBound)
         ]

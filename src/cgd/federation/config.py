@@ -106,7 +106,9 @@ class Federation:
                 self.data.check_grid(self.grid.columns if self.grid is not None else 0)
         with at("[training] "):
             self.training.check_use(
-                private=self.privacy is not None, vertical=self.grid is not None and self.grid.columns > 1
+                private=self.privacy is not None,
+                vertical=self.grid is not None and self.grid.columns > 1,
+                grid=self.grid is not None,
             )
         if self.privacy is not None:
             with at("[privacy] "):

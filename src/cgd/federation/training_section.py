@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.federation.toml_validation import RenamedKey, typed, with_new_keys, with_old_keys
+from cgd.optim.delayed_steps import check_delay
 from cgd.peers import SumSettings
 from cgd.secagg.reduction import MIN_MEMBERS
 
@@ -21,7 +22,7 @@ RENAMED = {"training": (RenamedKey("sharing", "masking", {"expanded": "pairwise"
 """Keys with a new name, by section; digests and stored files contain the old ones."""
 # The batches of an epoch are drawn again in every step, and local epochs are trained between two sums.
 MAX_BATCHES, MAX_LOCAL_EPOCHS = 10_000, 1_000
-DEFAULTS: dict[str, Any] = {"batches": 1, "local_epochs": 0, "local_lr": 0.05}
+DEFAULTS: dict[str, Any] = {"batches": 1, "local_epochs": 0, "local_lr": 0.05, "delay": 0}
 """Keys that stored files and digests contain only if they have other values, as before there were such keys."""
 
 
@@ -48,6 +49,7 @@ class Training:
         local_epochs: with tables, how many times a member trains on all its records between two sums, in `batches`
             batches; 0 sums gradients.
         local_lr: the step size of these local steps.
+        delay: the number of steps after which the models move by a sum, see `cgd.optim.delayed_steps`.
     """
 
     steps: int = 200
@@ -66,6 +68,7 @@ class Training:
     batches: int = DEFAULTS["batches"]
     local_epochs: int = DEFAULTS["local_epochs"]
     local_lr: float = DEFAULTS["local_lr"]
+    delay: int = DEFAULTS["delay"]
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -90,6 +93,7 @@ class Training:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least} and at most {most:,}")
         if not 0 < self.local_lr < math.inf:
             raise InputError(f"local_lr is {self.local_lr}; it must be a positive, finite number")
+        check_delay(self.delay, self.steps)
         if self.minimum < MIN_MEMBERS:
             raise InputError(
                 f"minimum is {self.minimum}; a sum over fewer than {MIN_MEMBERS} members hides nothing, raise it"
@@ -101,12 +105,13 @@ class Training:
         """The settings of a sum."""
         return SumSettings(self.bound, self.ring_bits, self.masking, self.opening, self.aggregator)
 
-    def check_use(self, *, private: bool, vertical: bool) -> None:
-        """Check that batches and local epochs are possible.
+    def check_use(self, *, private: bool, vertical: bool, grid: bool) -> None:
+        """Check that batches, local epochs and a delay are possible.
 
         Args:
             private: there is differential privacy.
             vertical: the members hold different columns.
+            grid: the members have cells in a grid.
 
         Raises:
             InputError: they are not.
@@ -121,6 +126,13 @@ class Training:
             raise InputError(
                 f"{used[0]} is {getattr(self, used[0])}, and the participants hold different columns: the members of a "
                 f"row must train on the same records in every step; remove {used[0]}"
+            )
+
+        if self.delay and grid:
+            raise InputError(
+                f"delay is {self.delay}, and the participants form a grid: a step has a sum of each column and one of "
+                "all, which are opened together or not at all, and a row cannot go on without its own sums; remove "
+                "delay, or the cells"
             )
 
     def written(self) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class ConfinedAdam(ConfinedOptimizer):
             one is scaled down to it.
         weight_decay: rejected unless it is 0, because it reads the private weights.
         privacy: differential privacy of every record, see `cgd.Privacy`.
+        delay: the number of steps after which the displacement moves by a sum, so that sums run while the program
+            computes; see `cgd.optim.delayed_steps`. Loop over `steps`, or call `drain` after the last step.
     """
 
     LATER_OPTIONS: ClassVar[dict[str, Any]] = {"amsgrad": False}
@@ -48,10 +50,11 @@ class ConfinedAdam(ConfinedOptimizer):
         weight_decay: float = 0.0,
         max_norm: float | None = None,
         privacy: Privacy | None = None,
+        delay: int = 0,
     ) -> None:
         reject_weight_decay(weight_decay)
         options = {"lr": lr, "betas": betas, "eps": eps, "amsgrad": amsgrad}
-        super().__init__(params, options, peers=peers, samples=samples, privacy=privacy, max_norm=max_norm)
+        super().__init__(params, options, peers=peers, samples=samples, privacy=privacy, max_norm=max_norm, delay=delay)
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
         first, second = group["betas"]

@@ -52,24 +52,45 @@ def trainable(*groups: ParameterGroup) -> list[torch.Tensor]:
     return [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
 
 
-def step_context(
-    kind: str,
-    options: Sequence[str],
-    groups: Sequence[ParameterGroup],
-    states: Mapping[torch.Tensor, dict[str, Any]],
-    total_samples: int,
-) -> str:
-    """Return a description of everything that must be equal at all members for the displacements to stay equal.
+@dataclass(frozen=True)
+class StepContext:
+    """A description of everything that must be equal at all members for the displacements to stay equal.
 
     Members compare it before they share anything, so a different lr, a missed step or a wrong checkpoint is reported at
     once. It contains only what all members know anyway: options that a user adds to a group are not part of it.
-    `groups` are those of one sum: in a grid, the first layers of different columns have different shapes. The number of
-    all samples is part of it: a step that may have been revealed is not repeated with other weights.
+
+    Attributes:
+        text: the optimiser and its options.
+        digests: digests of the model's layout, of the start, of frozen layers if there are any, and of the state.
+    """
+
+    text: str
+    digests: dict[str, bytes]
+
+    def complete(self, total_samples: int) -> str:
+        """Return the text that members compare before a sum.
+
+        The number of all samples is part of it: a step that may have been revealed is not repeated with other weights.
+        """
+        text = f"{self.text}, {total_samples} samples"
+        everything = hashlib.sha256(text.encode() + b"".join(self.digests.values())).hexdigest()
+        most = MAX_OPTIONS_CHARACTERS - (FROZEN_CHARACTERS if "frozen" in self.digests else 0)
+        excerpt = text if len(text) <= most else f"{text[:most]}…"
+        # The short digests show a reader which part differs; the comparison rests on the full digest at the end.
+        shown = ", ".join(f"{name} {each.hex()[:8]}" for name, each in self.digests.items())
+        return f"{excerpt}, {shown}, all {everything}"
+
+
+def step_context(
+    kind: str, options: Sequence[str], groups: Sequence[ParameterGroup], states: Mapping[torch.Tensor, dict[str, Any]]
+) -> StepContext:
+    """Return the description of a step; `groups` are those of one sum.
+
+    In a grid, the first layers of different columns have different shapes.
     """
     values = {key: [canonical(group[key]) for group in groups] for key in options}
     parameters = enumerate(chain.from_iterable(group["params"] for group in groups))
     layout = [(index, tuple(each.shape), str(each.dtype)) for index, each in parameters if each.requires_grad]
-    model = hashlib.sha256(repr(layout).encode())
     start, state, frozen = hashlib.sha256(), hashlib.sha256(), b""
     for parameter in trainable(*groups):
         own = states[parameter] if parameter in states else {"start": start_of(parameter)}
@@ -81,16 +102,10 @@ def step_context(
                 state.update(key.encode())
                 state.update(_to_bytes(value))
     text = f"{kind} with " + ", ".join(f"{key} {' '.join(each)}" for key, each in values.items())
-    text += f", {total_samples} samples"
-    parts = {"model": model, "start": start, "frozen": hashlib.sha256(frozen), "state": state}
-    if not frozen:
-        del parts["frozen"]
-    everything = hashlib.sha256(text.encode() + b"".join(each.digest() for each in parts.values())).hexdigest()
-    most = MAX_OPTIONS_CHARACTERS - (FROZEN_CHARACTERS if frozen else 0)
-    excerpt = text if len(text) <= most else f"{text[:most]}…"
-    # The short digests show a reader which part differs; the comparison rests on the full digest at the end.
-    shown = ", ".join(f"{name} {each.hexdigest()[:8]}" for name, each in parts.items())
-    return f"{excerpt}, {shown}, all {everything}"
+    parts = {"model": hashlib.sha256(repr(layout).encode()).digest(), "start": start.digest()}
+    if frozen:
+        parts["frozen"] = hashlib.sha256(frozen).digest()
+    return StepContext(text, parts | {"state": state.digest()})
 
 
 def parameter_name(parameter: torch.Tensor, groups: Sequence[ParameterGroup], number: int) -> str:

@@ -7,31 +7,27 @@ gradient of the mean loss over all samples, and `lr` has its usual meaning for a
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
 
-from cgd.errors import InputError, MembersChangedError, PeerLeftError, SettingsError
+from cgd.errors import InputError, MembersChangedError
 from cgd.optim import program_checks, recovery, running_statistics, sample_count, saved_state, untrained_values
-from cgd.optim.clipping import check_max_norm, clip_to_norm
-from cgd.optim.displacement import (
-    initial_state,
-    place,
-    reject_weight_decay,
-    step_context,
-    trainable,
-)
-from cgd.optim.flat_vectors import common_states_on_cpu, flatten_displacements, split_sum
+from cgd.optim.clipping import check_max_norm
+from cgd.optim.delayed_steps import DelayedSteps, check_delay
+from cgd.optim.displacement import initial_state, place, reject_weight_decay, trainable
+from cgd.optim.flat_vectors import flatten_displacements
 from cgd.optim.local_steps import LocalSteps
 from cgd.optim.lr_scheduler import catch_up
 from cgd.optim.origin import warn_if_unconfined
 from cgd.optim.rank_gradients import RankGradients
 from cgd.optim.sample_count import NOT_COUNTED, abort_on_error
 from cgd.optim.step_input import StepInput
+from cgd.optim.step_sum import StepSums
 from cgd.optim.weighted_sum import WeightedSums
 
 if TYPE_CHECKING:
@@ -44,7 +40,6 @@ if TYPE_CHECKING:
     from cgd.optim.privacy import Privacy
     from cgd.optim.privacy_warnings import PrivacyWarning
     from cgd.peers import Peers
-    from cgd.secagg.journal_entry import Step
 
 
 class ConfinedOptimizer(torch.optim.Optimizer, ABC):
@@ -71,6 +66,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         replayed: True if an earlier process of this participant took the latest step, so that nothing was sent for it.
         step_input: what is summed: gradients, or updates of local steps.
         max_norm: the largest norm of an opened sum; None to clip nothing.
+        delay: the number of steps after which the displacement moves by a sum, see `cgd.optim.delayed_steps`.
     """
 
     _step_supports_amp_scaling = True  # torch's GradScaler then calls `step` also if a gradient is infinite
@@ -86,17 +82,23 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         samples: int,
         privacy: Privacy | None = None,
         max_norm: float | None = None,
+        delay: int = 0,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or samples < 1:
             raise InputError(f"samples is {samples!r}; it is the number of this participant's samples, at least 1")
         self.samples, self.privacy, self.max_norm = int(samples), privacy, check_max_norm(max_norm)
-        self.records_digest, self.replayed = b"", False
+        self.records_digest, self.replayed, self.delay = b"", False, check_delay(delay)
         self.peers = peers
         self._group_peers: list[Peers] = []
         self._opened: dict[Peers, tuple[int, dict[torch.Tensor, torch.Tensor]]] = {}  # by a step that is not finished
         self._recovery, self._weighted_sums = recovery.OptimizerRecovery(), WeightedSums()
-        self.step_input, self._ranks = StepInput(), RankGradients()
+        self._ranks = RankGradients()
         self._options = sorted(defaults.keys() - self.LATER_OPTIONS)  # torch adds some of its own to self.defaults
+        # Without a cycle of references: the state is large, and garbage collection may run in any thread.
+        own = weakref.proxy(self), self._recovery, self._weighted_sums, self._ranks
+        self._sums = StepSums(*own, self._describe(), self._options)
+        self._delayed = DelayedSteps(peers, self.delay, self._sums, self._recovery, private=privacy is not None)
+        self.step_input = StepInput()
         super().__init__(params, {**defaults, **NOT_COUNTED, "steps": 0})
         if privacy is not None:
             privacy.attach(self)
@@ -111,6 +113,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         params = group["params"]
         group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
         program_checks.check_parameters(group["params"])
+        program_checks.check_delay_possible(self.delay, self.peers, peers, group["params"])
         if self.privacy is not None and peers is not self.peers:
             raise InputError(
                 "a group has peers of its own, as in a grid, and privacy= is for one sum of all members; train without "
@@ -142,27 +145,42 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 with torch.enable_grad():
                     loss = closure()
             self.step_input.check_outside_local_steps()
-            rules = [self._rule(group) for group in self.param_groups]
+            rules = self._rules()
             self._load_states()
             program_checks.check_unwritten(self.param_groups, self.state)
             running_statistics.check_layers(trainable(*self.param_groups))
             untrained_values.check(trainable(*self.param_groups))
             while pending:
-                gradient_sums |= self._sum_unless_taken(*pending.pop(0))
-        for group, rule in zip(self.param_groups, rules, strict=True):
-            for parameter in trainable(group):
-                if parameter in gradient_sums:
-                    state = self._state_of(parameter)
-                    rule.move(state["displacement"], gradient_sums[parameter], state)
-                    place(parameter, state["origin"], state["displacement"])
+                peers, groups = pending.pop(0)
+                if self.delay:
+                    self.replayed = self._delayed.enter(groups, rules)
+                else:
+                    gradient_sums |= self._sum_unless_taken(peers, groups)
+            self._move_by_due()
+        self._move(gradient_sums, rules)
+        for group in self.param_groups:
             group["steps"] += 1
         self._opened.clear()
         if self.privacy is not None:
             self.privacy.reset()
-        for peers, groups in self.groups_by_peers():
-            self._recovery.save(peers, groups, self.state)
+        self._save()
         self.step_input.failed = False
         return loss
+
+    @torch.no_grad()
+    def drain(self) -> None:
+        """Move by the sums of the last steps, which the delay has held back; wait for them. All members must call it.
+
+        Call it after the last step of a training. Without a delay, and after a loop over `steps`, which does it at its
+        end, it changes nothing. A further step begins with a full delay again.
+
+        Raises:
+            RemoteProtocolError, PeerTimeoutError: see `Peers.sum`; a further call tries the sum again.
+        """
+        if len(self._delayed):
+            program_checks.check_unwritten(self.param_groups, self.state)
+            self._move_by_due(everything=True)
+            self._save()
 
     def local_steps(self) -> LocalSteps:
         """Return the context of one round: train in it with a local optimiser, and at its end the updates are summed.
@@ -194,22 +212,30 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         Raises:
             InputError: a pass of the loop did not take one step.
         """
+        check_delay(self.delay, count)
+        self.peers.queue.wait()
         first = min((self._load_state(peers, groups) for peers, groups in self.groups_by_peers()), default=0)
-        if first and all(self._recovery.has_taken(peers, first - 1) for peers, _ in self.groups_by_peers()):
-            first -= 1
+        if first and self._delayed.steps_taken <= first:
+            first -= all(self._recovery.has_taken(peers, first - 1) for peers, _ in self.groups_by_peers())
         for group in self.param_groups:
             group["steps"] = first
         catch_up(schedulers, first)
         self.peers.recovery.jump(first)
         for step in range(first, count):
-            self.peers.recovery.set_step(step)
+            self.peers.set_step(step)
             taken, self.step_input.failed = self._steps_made(), False
             yield step
             with abort_on_error(peers for peers, _ in self.groups_by_peers()):
                 self.step_input.check_pass(step, self._steps_made() - taken)
+        self.drain()
 
     def steps_taken(self) -> int:
         """Return the number of steps that an earlier process of this participant took; they need no gradient."""
+        self._load_states()
+        return max(self._recovery.steps_taken(), self._delayed.replayed_until)
+
+    def sums_taken(self) -> int:
+        """Return the number of steps whose sums are part of the loaded displacement; with a delay, others are not."""
         self._load_states()
         return self._recovery.steps_taken()
 
@@ -231,6 +257,12 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         """
         for group in self.param_groups:
             sample_count.discard(group)
+        self._delayed.recount()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the private origin; with a delay, call `drain` before."""
+        self._delayed.check_drained("state_dict()")
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state that `state_dict` returned: the parameters become its origin + displacement.
@@ -238,6 +270,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         The state contains the private origin: keep it as secret as the model. Frozen parameters and buffers are not
         part of it; save `model.state_dict()` too.
         """
+        self._delayed.check_drained("load_state_dict()")
         needed = {*self._options, *NOT_COUNTED, "steps"}
         pairs = saved_state.match(state_dict, self.param_groups, needed, type(self).__name__)
         if self.privacy is not None:  # before anything changes: the steps of this state were charged, with their count
@@ -254,6 +287,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             for state, parameter in pairs:  # torch has cast it to the parameter's type, which may be less precise
                 own = self.state[parameter] = saved_state.copy(state, parameter.device)
                 place(parameter, own["origin"], own["displacement"])
+        self._delayed.load(self.param_groups[0]["steps"], [], self.param_groups[0])
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a confined optimiser holds a live connection and cannot be copied; copy its state_dict()")
@@ -300,13 +334,41 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             )
         while True:
             with suppress(MembersChangedError):  # count and weight again for the new members
-                self._opened[peers] = number, self._sum(peers, groups, self._recovery.step_id(peers, number))
-                return self._opened[peers][1]
+                totals, replayed = self._sums.open(peers, self._sums.request(peers, groups, number))
+                self._opened[peers], self.replayed = (number, totals), self.replayed and replayed
+                return totals
+
+    def _move_by_due(self, *, everything: bool = False) -> None:
+        """Move by the sums that were entered so many steps ago as the delay is, or by all of them."""
+        for entered, opened in self._delayed.due(everything=everything):
+            self._move(opened.totals, entered.rules)
+            for group in self.param_groups:
+                group.update(opened.counted)
+
+    def _rules(self) -> dict[torch.Tensor, UpdateRule]:
+        """Return the rule of each trained parameter, with its present options."""
+        rules = [self._rule(group) for group in self.param_groups]
+        return {each: rule for group, rule in zip(self.param_groups, rules, strict=True) for each in trainable(group)}
+
+    def _move(self, gradient_sums: dict[torch.Tensor, torch.Tensor], rules: dict[torch.Tensor, UpdateRule]) -> None:
+        for parameter, gradient_sum in gradient_sums.items():
+            state = self._state_of(parameter)
+            rules[parameter].move(state["displacement"], gradient_sum, state)
+            place(parameter, state["origin"], state["displacement"])
+
+    def _save(self) -> None:
+        """Store the state with the members; with a delay, the one of the oldest step that may be unfinished."""
+        for peers, groups in self.groups_by_peers():
+            if self.delay:
+                self._delayed.save(groups, self.state)
+            else:
+                self._recovery.save(peers, groups, self.state)
 
     def _load_states(self) -> None:
         """Load the states of all groups before the first sum with any of them."""
         for peers, groups in self.groups_by_peers():
             if not self._recovery.is_loaded(peers):
+                peers.queue.wait()  # for the sums of another optimiser
                 number = groups[0]["steps"]
                 self._load_state(peers, groups)
                 self._recovery.skip(peers, number)
@@ -317,10 +379,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         if stored is None or stored.steps <= groups[0]["steps"]:
             return int(groups[0]["steps"])
         parameters = trainable(*groups)
-        self._warn_if_unconfined(parameters)
+        warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)
         program_checks.check_unwritten(groups, self.state)
         states = {parameter: self._state_of(parameter) for parameter in parameters}
         layouts = [self._layout(group, parameter) for group in groups for parameter in trainable(group)]
+        digests = recovery.read_digests(stored.content, self.delay)
         counted = recovery.restore(stored.content, parameters, states, layouts)
         samples, digest = self._ranks.all_samples(peers, self.samples, self.records_digest)
         if (epoch := counted["epoch"]) == peers.epoch > 0:  # in any other epoch all samples are counted again
@@ -334,60 +397,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         for group in groups:
             group.update(samples=samples, members=list(peers.members), **counted)
         self._weighted_sums.forget_weight(peers)  # the members may have forged the count
+        self._delayed.load(stored.steps, digests, groups[0])
         return stored.steps
-
-    def _sum(self, peers: Peers, groups: list[dict[str, Any]], step: Step) -> dict[torch.Tensor, torch.Tensor]:
-        """Return the weighted sum of all members' gradients of these groups."""
-        parameters = trainable(*groups)
-        epoch, addends = peers.next_round()
-        with abort_on_error([peers]):
-            samples, digest = self._ranks.all_samples(peers, self.samples, self.records_digest)
-            revealed = peers.recovery.may_be_revealed(step) and not peers.recovery.is_replay()  # of a newer count
-            was_counted = peers.recovery.took_part()
-            # A count of an earlier epoch is replayed; the present epoch counts again.
-            took_part = was_counted and epoch == peers.epoch
-            check = partial(sample_count.check, peers, samples, groups, epoch, digest, exact=self.privacy is None)
-            check(revealed=revealed, took_part=took_part)
-            self._warn_if_unconfined(parameters)
-            if self.privacy is None:
-                own = self.step_input.vector(parameters, self)
-                vector = self._ranks.mean(peers, own, self.samples, parameters, self.step_input.what)
-            else:
-                program_checks.reject_scaling(self)
-                self.privacy.begin(peers, step.slot)
-                vector = self.privacy.gradient(parameters, samples)
-        if groups[0]["total_samples"] is None:
-            count = partial(sample_count.count_for_groups, was_counted=was_counted, took_part=took_part)
-            count(peers, groups, samples, step, epoch, addends, digest, self.privacy)
-            self._weighted_sums.forget_weight(peers)
-            with abort_on_error([peers]):  # a replayed count may be that of an earlier process
-                check(took_part=took_part)
-        context, total_samples = self._context(groups), groups[0]["total_samples"]
-        self.replayed = self.replayed and peers.recovery.is_replay()
-        try:
-            if self.privacy is not None:
-                total = self.privacy.open_gradients(peers, vector, total_samples, context, step, epoch, addends)
-            else:
-                weight = samples / total_samples if took_part else 1 / addends  # the latter is not sent
-                total = self._weighted_sums.open(
-                    peers, groups, parameters, vector, samples, weight, context, step, epoch, self.step_input
-                )
-        except (SettingsError, PeerLeftError) as error:
-            raise program_checks.explain(error) from None
-        return split_sum(clip_to_norm(total, self.max_norm), parameters)
-
-    def _context(self, groups: list[dict[str, Any]]) -> str:
-        kind = self._describe()
-        if self.privacy is not None:
-            kind += f" for {self.privacy.settings.describe()},"
-        kind += self.step_input.describe() + (f" clipped to {self.max_norm}" if self.max_norm else "")
-        later = [key for key, default in self.LATER_OPTIONS.items() if any(group[key] != default for group in groups)]
-        states = common_states_on_cpu(trainable(*groups), self.state)
-        return step_context(kind, self._options + later, groups, states, groups[0]["total_samples"])
-
-    def _warn_if_unconfined(self, parameters: list[torch.Tensor]) -> None:
-        if self.step_input.local_steps is None:  # which has warned
-            warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]

@@ -13,9 +13,12 @@ from cgd.errors import InputError, PeerLeftError, RemoteProtocolError, SettingsE
 from cgd.optim.displacement import parameter_name, trainable
 from cgd.optim.flat_vectors import join
 from cgd.optim.public_start import SHARDED, is_as_written, is_sharded
+from cgd.optim.vertical import is_joint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from cgd.peers import Peers
 
     Remote = TypeVar("Remote", bound=RemoteProtocolError)
 
@@ -55,6 +58,31 @@ def check_rule(rule: Any) -> None:
         raise InputError(
             f"the update rule {type(rule).__name__} has no {', '.join(missing)}; a rule needs the method move and the "
             "attributes scales_with_gradient and elementwise, as in cgd.optim.displacement.UpdateRule"
+        )
+
+
+def check_delay_possible(delay: int, peers: Peers, own: Peers, parameters: Iterable[Any]) -> None:
+    """Check, if there is a delay, that the sums of a parameter group can be delayed.
+
+    Raises:
+        InputError: they cannot, because the participants form a grid, or this one is a job of several ranks.
+    """
+    if not delay:
+        return
+    if own.ranks.size > 1:
+        raise InputError(
+            f"delay is {delay}, and this participant is a job of {own.ranks.size} ranks, which make all sums together: "
+            "a sum cannot go on while they compute. Train without a delay, or with one process"
+        )
+    if any(is_joint(each[1] if isinstance(each, tuple) else each) for each in parameters):
+        raise InputError(
+            f"delay is {delay}, and the model has a JointFirstLayer: its row sums the activations of the present "
+            "weights in every forward pass, and the pass cannot go on without that sum. Train without a delay"
+        )
+    if own is not peers or peers.groups:
+        raise InputError(
+            f"delay is {delay}, and the participants form a grid: a step has a sum of each column and one of all, "
+            "which are opened together or not at all. A delay is for one sum of all members; train without it"
         )
 
 

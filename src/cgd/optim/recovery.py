@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     Layout = Mapping[str, tuple[torch.dtype, torch.Size]]
 
 
-_COUNTS = "counts"
+_COUNTS, _DIGESTS = "counts", "digests"
+_DIGEST_BYTES = 32
 MAX_REASON_CHARACTERS = 200  # it may quote names of the file
 MIN_COUNTS = 3  # the total, the epoch, and a commitment of each member
 
@@ -90,13 +91,27 @@ class OptimizerRecovery:
         self, peers: Peers, groups: Sequence[dict[str, Any]], state: Mapping[torch.Tensor, dict[str, Any]]
     ) -> None:
         """Store the state after a step, unless it is part of the loaded state."""
-        steps = groups[0]["steps"]
-        if not peers.recovery.keeps_states or self.has_taken(peers, steps - 1):
-            return
+        if (steps := groups[0]["steps"]) and peers.recovery.keeps_states and not self.has_taken(peers, steps - 1):
+            self.put(peers, steps, self.content(peers, groups, state))
+
+    def content(
+        self,
+        peers: Peers,
+        groups: Sequence[dict[str, Any]],
+        state: Mapping[torch.Tensor, dict[str, Any]],
+        digests: Sequence[bytes] = (),
+    ) -> bytes:
+        """Return the present state as bytes; with a delay, with digests of states before it."""
         parameters = trainable(*groups)
         counted = [groups[0]["total_samples"], groups[0]["epoch"], *groups[0]["pledges"]]
         tensors = common_state(parameters, common_states_on_cpu(parameters, state), counted)
-        peers.recovery.save(self._slots[peers], steps, self._writers[peers].to_bytes(tensors))
+        if digests:
+            tensors[_DIGESTS] = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).view(len(digests), -1)
+        return self._writers[peers].to_bytes(tensors)
+
+    def put(self, peers: Peers, steps: int, content: bytes) -> None:
+        """Store a state that includes the sums of the first `steps` steps."""
+        peers.recovery.save(self._slots[peers], steps, content)
 
 
 class TensorWriter:
@@ -166,6 +181,7 @@ def restore(
     """
     tensors = _load_tensors(content)
     counts = tensors.pop(_COUNTS, torch.empty(0))
+    tensors.pop(_DIGESTS, None)  # see `read_digests`
     by_index: dict[str, dict[str, torch.Tensor]] = {str(index): {} for index in range(len(parameters))}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
@@ -197,6 +213,23 @@ def restore(
             state[parameter][key] = tuple(tensor.tolist()) if is_powers else to_device(key, tensor, parameter.device)
     total_samples, epoch, *commitments = counts.tolist()
     return {"total_samples": total_samples, "epoch": epoch, "pledges": commitments}
+
+
+def read_digests(content: bytes, delay: int) -> list[bytes]:
+    """Return the digests in a stored state: of the states before the steps whose sums it does not include.
+
+    Raises:
+        InputError: there are more than the delay of the training allows, or they are malformed.
+    """
+    digests = _load_tensors(content).get(_DIGESTS, torch.zeros(0, _DIGEST_BYTES, dtype=torch.uint8))
+    if digests.dtype != torch.uint8 or digests.dim() != 2 or digests.shape[1] != _DIGEST_BYTES:
+        raise _not_a_state("the digests of earlier states are malformed")
+    if len(digests) > delay:
+        raise InputError(
+            f"the members' stored state is of a training with a delay of at least {len(digests)}, and delay is "
+            f"{delay}; continue with the delay that the training was begun with"
+        )
+    return [bytes(each.tolist()) for each in digests]
 
 
 def _check_layout(parameter: torch.Tensor, stored: Mapping[str, torch.Tensor], layout: Layout | None) -> None:
@@ -292,7 +325,8 @@ class BestCheckpoint:
                 if stored.steps == steps:
                     self._load(stored.content, parameters)
                 continue
-            displacements = [self._optimizer.state[each]["displacement"].clone() for each in parameters]
+            peers.queue.wait()  # members compare the checkpoint before every sum
+            displacements = [self._displacement(each) for each in parameters]
             self._displacements |= dict(zip(parameters, displacements, strict=True))
             peers.recovery.save(slot, steps, _to_bytes(displacements), fixed=True)
 
@@ -307,6 +341,13 @@ class BestCheckpoint:
         found = self._displacements.get(parameter)
         state: torch.Tensor = self._optimizer.state[parameter]["displacement"]
         return state if found is None else found
+
+    def _displacement(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the present displacement; with a delay, the first steps have not moved yet."""
+        if (state := self._optimizer.state.get(parameter)) is None:
+            return torch.zeros_like(parameter, dtype=working_dtype(parameter), requires_grad=False)
+        displacement: torch.Tensor = state["displacement"]
+        return displacement.clone()
 
     def _load(self, content: bytes, parameters: list[torch.Tensor]) -> None:
         tensors = _load_tensors(content)

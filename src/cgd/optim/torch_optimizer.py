@@ -118,6 +118,7 @@ class ConfinedTorchOptimizer(ConfinedOptimizer):
         samples: n_l, the number of this participant's samples; the other members learn only the total.
         max_norm: as for `ConfinedSGD`.
         privacy: differential privacy of every record, see `cgd.Privacy`.
+        delay: as for `ConfinedSGD`.
         **options: the options of `kind`. Those that change how torch computes, such as `fused`, are rejected.
 
     Raises:
@@ -153,6 +154,7 @@ class ConfinedTorchOptimizer(ConfinedOptimizer):
         samples: int,
         max_norm: float | None = None,
         privacy: Privacy | None = None,
+        delay: int = 0,
         **options: Any,
     ) -> None:
         self._kind = kind
@@ -160,7 +162,9 @@ class ConfinedTorchOptimizer(ConfinedOptimizer):
         self._names = sorted(defaults.keys() - set(MACHINE_DEPENDENT))
         self._switched_off = dict.fromkeys(defaults.keys() & set(MACHINE_DEPENDENT), False)
         defaults = {key: defaults[key] for key in self._names}
-        super().__init__(params, defaults, peers=peers, samples=samples, privacy=privacy, max_norm=max_norm)
+        super().__init__(
+            params, defaults, peers=peers, samples=samples, privacy=privacy, max_norm=max_norm, delay=delay
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, which may have its own options and its own `peers`."""

@@ -46,6 +46,7 @@ _SETTINGS = {
     "batches": "Batches of an epoch",
     "local_epochs": "Local epochs between two sums",
     "local_lr": "Learning rate of local steps",
+    "delay": "Steps after which the model moves by a sum",
     "validate_every": "Steps between evaluations",
     "patience": "Evaluations without improvement before early stopping",
     "delta": "Standard deviation of the origin δ",

@@ -93,6 +93,7 @@ def run_loop(
     settings: dict[str, str],
     on_step: OnStep,
     fixed_steps: int = 0,
+    drain: Callable[[], None] | None = None,
 ) -> None:
     """Run all steps, or those that remain after the checkpoint; `history` is filled in place.
 
@@ -106,6 +107,7 @@ def run_loop(
         settings: settings that a checkpoint must have been written with.
         on_step: callback after each step, with its number (from 1) and the history.
         fixed_steps: number of first steps with a fixed step size, see `checkpoint.load`.
+        drain: applies the last steps of a training with a delay, after the last checkpoint; None without a delay.
 
     Raises:
         InputError: the checkpoint cannot be written, or was written with other settings.
@@ -143,16 +145,23 @@ def run_loop(
                 remedy = f"lower lr (it is {lr})" if step else "look for bad values in the data and the labels"
                 raise DivergenceError(f"the loss is {loss} after {step} steps; {remedy}")
 
+        def end_step(step: int) -> None:
+            if step == steps and drain is not None:
+                save()  # before it: a run with more steps can resume from here
+                drain()
+            evaluate(step)
+
         first = len(history.training_loss)
-        evaluate(first)
+        end_step(first)
         last_saved = time.monotonic()
         for number in range(first, steps):
             loss = loop.step(number)
             check_finite(loss, number)
             history.training_loss.append(loss)
-            evaluate(number + 1)
-            if time.monotonic() - last_saved > CHECKPOINT_INTERVAL_SECONDS:
+            end_step(number + 1)
+            if time.monotonic() - last_saved > CHECKPOINT_INTERVAL_SECONDS and number + 1 < steps:
                 save()
                 last_saved = time.monotonic()
             on_step(number + 1, history)
-        save()
+        if drain is None:
+            save()

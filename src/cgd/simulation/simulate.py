@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from cgd.dp.settings import PrivacySettings
 from cgd.errors import InputError
+from cgd.optim.delayed_steps import check_delay
 from cgd.optim.displacement import SGDRule
 from cgd.optim.flat_vectors import CPU, check_device
 from cgd.optim.lr_scheduler import inverse_square_factor
@@ -67,6 +69,7 @@ def simulate(
     mu: float = 0.0,
     hold: int = 0,
     schedule: Schedule | None = None,
+    delay: int = 0,
     seed: int = 0,
     start: Start = "model",
     common_origin: bool = False,
@@ -109,6 +112,8 @@ def simulate(
         mu: the paper's μ of the step size, see `InverseSquareLR`; 0 for a fixed step size.
         hold: number of steps with a fixed step size before it decreases.
         schedule: factor of the step size in each step, counted from 0, instead of `mu` and `hold`.
+        delay: number of steps after which the displacement moves by a sum, as with `delay` of an optimiser; the last
+            sums move it at the end. One column only.
         seed: seed of the public start, of all origins, see `participant_seed`, and of the noise of `privacy`.
         start: "model" for a public start with the values of the built model, to which every participant adds its
             origin; "zeros" for origins around zero, as in the paper.
@@ -172,6 +177,7 @@ def simulate(
     evaluate_every = evaluation_interval(steps, evaluate_every)
     if sample < 1:
         raise InputError(f"sample is {sample}; it must be at least 1")
+    check_delay(delay, steps)
     work = Work(batches, local)
     if keep and common_origin:
         raise InputError(f"keep is {keep} and all participants have a common origin; there is no model to choose")
@@ -193,6 +199,12 @@ def simulate(
         if not isinstance(privacy, PrivacySettings):
             raise InputError(f"privacy is {type(privacy).__name__}; pass PrivacySettings(epsilon=…, delta=…, steps=…)")
         check_private(participants, steps, privacy, work)
+    if delay and participants.grid.columns > 1:
+        raise InputError(
+            f"delay is {delay} and there are {participants.grid.columns} columns: a step has a sum of each column and "
+            "one of all, which are opened together, and in the mode joint a row sums in every forward pass; a delay is "
+            "for one column"
+        )
     if local is not None and mode == "joint" and participants.grid.columns > 1:
         raise InputError(
             "there is a local training and the mode is joint, in which a row sums in every step; use the mode towers, "
@@ -229,6 +241,7 @@ def simulate(
         **({} if privacy is None else {"privacy": privacy.describe()}),
         **work.describe(),
         **({"keep": repr(keep)} if keep else {}),
+        **({"delay": repr(delay)} if delay else {}),
     }
     history = History()
     result = SimulationResult(participants, chosen_engine.name, history, loss, validation)
@@ -245,15 +258,10 @@ def simulate(
             on_step(step, history)
             update_bar(step, history)
 
+        parts = result.displacement_parts(single_parameters=not example_rule.elementwise)
+        loop = _SimulationLoop(chosen_engine, result, rules, parts, test, cells, delay)
         run_loop(
-            _SimulationLoop(
-                chosen_engine,
-                result,
-                rules,
-                result.displacement_parts(single_parameters=not example_rule.elementwise),
-                test,
-                cells,
-            ),
+            loop,
             history,
             steps=steps,
             lr=lr,
@@ -262,6 +270,7 @@ def simulate(
             settings=settings,
             on_step=after_step,
             fixed_steps=hold,
+            drain=loop.drain if delay else None,
         )
     if isinstance(chosen_engine, PrivateEngine):
         result.spent = chosen_engine.spent()
@@ -279,23 +288,35 @@ class _SimulationLoop:
         parts: list[tuple[slice, bool]],
         test: tuple[Any, Any] | None,
         cells: list[Cell],
+        delay: int,
     ) -> None:
+        self._delay, self._entered = delay, deque[tuple[int, torch.Tensor]]()
         self._engine, self._result, self._rules, self._test, self._cells = engine, result, rules, test, cells
         self._parts = parts
         self._rows = sorted({cell.row for cell in cells})[:MAX_FUSED_ROWS] if result.has_late_fusion else []
         self._rule_states: list[dict[str, Any]] = [{} for _ in parts]
 
     def step(self, number: int) -> float:
-        """Move the displacement: the columns' first layers by one rule, the shared layers by the other."""
-        displacement = self._result.flat_displacement
-        gradient_sum, loss = self._engine.gradient_sum(displacement)
+        """Compute the sum of a step, and move the displacement by the sum of as many steps ago as the delay is."""
+        gradient_sum, loss = self._engine.gradient_sum(self._result.flat_displacement)
         if math.isfinite(loss):
-            rules = self._rules(number)
-            for (part, is_shared), state in zip(self._parts, self._rule_states, strict=True):
-                rules[is_shared].move(displacement[part], gradient_sum[part], state)
-            if not torch.isfinite(displacement).all():
+            self._entered.append((number, gradient_sum.clone() if self._delay else gradient_sum))
+            if len(self._entered) > self._delay:
+                self._move(*self._entered.popleft())
+            if not torch.isfinite(self._result.flat_displacement).all():
                 return math.inf  # the loss before this step was finite, every later one is not
         return loss
+
+    def drain(self) -> None:
+        """Move the displacement by the last sums."""
+        while self._entered:
+            self._move(*self._entered.popleft())
+
+    def _move(self, number: int, gradient_sum: torch.Tensor) -> None:
+        """Move the displacement: the columns' first layers by one rule, the shared layers by the other."""
+        displacement, rules = self._result.flat_displacement, self._rules(number)
+        for (part, is_shared), state in zip(self._parts, self._rule_states, strict=True):
+            rules[is_shared].move(displacement[part], gradient_sum[part], state)
 
     def evaluate(self, step: int) -> Evaluation | None:
         """Evaluate the sampled participants, and in `towers` some of their rows."""
@@ -306,13 +327,15 @@ class _SimulationLoop:
     def state_dict(self) -> dict[str, Any]:
         """Return the displacement and the states of the rules and of the engine."""
         displacement = self._result.flat_displacement
-        return {"displacement": displacement, "rule": self._rule_states, "engine": self._engine.state_dict()}
+        state = {"displacement": displacement, "rule": self._rule_states, "engine": self._engine.state_dict()}
+        return {**state, "entered": list(self._entered)} if self._delay else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
         self._result.flat_displacement.copy_(state["displacement"])
         self._rule_states = state["rule"]
         self._engine.load_state_dict(state["engine"])
+        self._entered = deque(state["entered"] if self._delay else ())
 
 
 def _with_momentum(

@@ -182,7 +182,7 @@ class TraceWriter:
 
     def resume(self, optimizer: ConfinedOptimizer) -> None:
         """Write the displacement and optimiser state that the members sent after a restart."""
-        if not (taken := optimizer.steps_taken()):
+        if not (taken := optimizer.sums_taken()):
             return
         parts: dict[str, list[torch.Tensor]] = {}
         powers = np.zeros(0)

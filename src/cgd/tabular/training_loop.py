@@ -156,7 +156,7 @@ class TrainingLoop:
         steps_taken = self.optimizer.steps_taken()
         replaying = True
         for self.step in range(1, config.steps + 1):
-            self.peers.recovery.set_step(self.step - 1)
+            self.peers.set_step(self.step - 1)
             new = self.step > steps_taken
             loss = self._take_step() if new else self.optimizer.step()
             if self.step == 1:
@@ -166,11 +166,14 @@ class TrainingLoop:
                 caught_up(self.step - 1)
             if schedule is not None:
                 schedule.step()
+            if self.step == config.steps:
+                self.optimizer.drain()
             if self.step % config.validate_every == 0 or self.step == config.steps:
                 evaluation = self._evaluate(loss, new)
                 progress(evaluation)
                 if config.patience and self._should_stop(evaluation):
                     break
+        self.optimizer.drain()  # after an early stop; all members have the same state at the end
         if replaying:
             caught_up(self.step)
         if self.best.steps:
@@ -293,6 +296,7 @@ class TrainingLoop:
         replayed step may still be open; for that one the network is in the right state.
         """
         losses, score = torch.zeros(0, dtype=torch.float64), None
+        self.peers.queue.wait()
         new = new or not self.peers.recovery.is_replay()
         if new and len(self.validation):
             outputs = forward(self.network.eval(), self.validation.x)
@@ -354,6 +358,7 @@ def _build_optimizer(
         # Adam is invariant to the scale.
         rate = config.lr if config.optimizer == "adam" else config.lr * settings.columns
         groups += [{"params": rest, "lr": rate}] if rest else []
+    common: dict[str, Any] = {"peers": peers, "samples": samples, "privacy": privacy, "delay": config.delay}
     if config.optimizer == "adam":
-        return ConfinedAdam(groups, lr=config.lr, peers=peers, samples=samples, privacy=privacy)
-    return ConfinedSGD(groups, lr=config.lr, peers=peers, samples=samples, momentum=config.momentum, privacy=privacy)
+        return ConfinedAdam(groups, lr=config.lr, **common)
+    return ConfinedSGD(groups, lr=config.lr, momentum=config.momentum, **common)

@@ -93,6 +93,7 @@ class BaselineSettings:
         keep: float = 0.0,
         common_origin: bool = False,
         fresh_origins: bool = False,
+        delay: int = 0,
         privacy: PrivacySettings | None = None,
     ) -> SimulationResult:
         """Run `cgd.simulate` with these settings; the arguments are those of `cgd.simulate`."""
@@ -116,6 +117,7 @@ class BaselineSettings:
             start=self.start,
             common_origin=common_origin,
             fresh_origins=fresh_origins,
+            delay=delay,
             arithmetic=arithmetic,
             privacy=privacy,
             engine=self.engine,
