@@ -72,9 +72,9 @@ class FakeDevice(TorchDispatchMode):
 
 def like_a_device(patch: pytest.MonkeyPatch) -> None:
     """Make `Module.to` keep the attributes of parameters: on a real device, each parameter stays the same object."""
-    apply = torch.nn.Module._apply
+    apply: Any = torch.nn.Module._apply
 
-    def keep_attributes(module: torch.nn.Module, function: Any, recurse: bool = True) -> torch.nn.Module:
+    def keep_attributes(module: torch.nn.Module, function: Any, recurse: bool = True) -> Any:
         own = {name: vars(each) for name, each in module.named_parameters(recurse=False)}
         made = apply(module, function, recurse)
         for name, each in module.named_parameters(recurse=False):

@@ -58,7 +58,8 @@ Device = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="With --data: where your models are trained: cpu (the default), cuda, cuda:1, mps. Others need not have one.",
+        help="With --data: where your models are trained: 'cpu' (the default), 'cuda', 'cuda:1' or 'mps'. It is your "
+        "own choice; the others need not have the same.",
     ),
 ]
 NOTIFY_SECONDS = 120.0
@@ -174,7 +175,8 @@ def join(
             if data is not None:
                 from cgd.tabular.run_inputs import RunOptions
 
-                options = RunOptions(label, delta, record, function, budget, decimal or ".", keep, device or "cpu")
+                place = "cpu" if device is None else device
+                options = RunOptions(label, delta, record, function, budget, decimal or ".", keep, place)
                 if dry_run:
                     _dry_run(federation, name, data, out, options, key=key, address=address, state=state)
                     return

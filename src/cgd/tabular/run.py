@@ -114,7 +114,7 @@ class TabularRun:
         alone: bool = True,
         keep: str | None = None,
         decimal: str = ".",
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
     ) -> TabularRun:
         """Check all settings and read the records.
 
@@ -134,8 +134,8 @@ class TabularRun:
             device: see `RunOptions`.
 
         Raises:
-            InputError: a setting, the device, the file or a folder cannot be used, the file names another function, or the privacy
-                budget is spent.
+            InputError: a setting, the device, the file or a folder cannot be used, the file names another function, or
+                the privacy budget is spent.
         """
         options = RunOptions(label, delta, record, function, budget, decimal, keep, device)
         inputs = read_inputs(federation, participant, data, options)

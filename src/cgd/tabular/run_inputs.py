@@ -23,6 +23,8 @@ from cgd.user_functions import check_function_named, load_function
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from cgd.federation.config import Federation
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.kept_model import Keep
@@ -51,7 +53,7 @@ class RunOptions:
     budget: Path | None = None
     decimal: str = "."
     keep: str | None = None
-    device: str = "cpu"
+    device: str | torch.device = "cpu"
 
 
 @dataclass(frozen=True)
