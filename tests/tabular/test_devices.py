@@ -89,8 +89,8 @@ def test_members_with_a_device_train_with_one_without_it_to_the_bits_of_the_cpu(
 
 
 def test_columns_of_a_grid_are_trained_on_devices() -> None:
-    kinds = {"age": "number", "dose": "number", "ward": "category"}
-    columns = tuple(Column(name, kind, held_by=place) for place, (name, kind) in enumerate(kinds.items()))
+    numbers = (Column("age", "number", held_by=0), Column("dose", "number", held_by=1))
+    columns = (*numbers, Column("ward", "category", held_by=2))
     data = Data("outcome", columns, id="id", validation=0.25)
     settings = tabular_settings(data, steps=2, patience=0)
 
@@ -157,6 +157,7 @@ def run_all(federation: Federation, out: str, device: Any = "cpu") -> list[AnyRu
         return group.run(member, NAMES)
 
 
+@pytest.mark.slow
 def test_model_that_is_kept_and_all_scores_are_those_of_the_cpu(tmp_path: Path) -> None:
     for name in NAMES:  # classes of ada are less frequent than the columns explain, so that its model is adapted
         write_csv(tmp_path / f"{name}.csv", table(150, len(name), rare=2.0 if name == "ada" else 0.0))
