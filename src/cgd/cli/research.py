@@ -163,15 +163,20 @@ def simulate(
     out: Annotated[Path, typer.Option(help="The folder for results.")] = Path("cgd-simulation"),
     data_dir: DataDir = None,
     only: Only = None,
+    device: Annotated[
+        str, typer.Option(help="Where models of missing results compute: 'cpu', 'cuda', 'cuda:1' or 'mps'.")
+    ] = "cpu",
 ) -> None:
     """Simulate the federations that a TOML file describes; write a table, a plot and JSON files."""
     from cgd.experiments import experiment_file
     from cgd.experiments import reproduce as paper
     from cgd.experiments.runner import ResultStore
+    from cgd.optim.flat_vectors import check_device
 
+    place = check_device(device)
     experiment = experiment_file.read(spec_file)
     chosen = scale.value if scale else next(iter(experiment.entries))
-    store = ResultStore(out / chosen if len(experiment.entries) > 1 else out)
+    store = ResultStore(out / chosen if len(experiment.entries) > 1 else out, place)
     if only is not None:
         (experiment,) = paper.select([experiment], chosen, only)
     runs = [run for entry in paper.entries_of(experiment, chosen) for run in entry.runs]
