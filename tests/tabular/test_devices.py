@@ -21,6 +21,7 @@ from cgd.federation.model_section import Model
 from cgd.local import solo_peers
 from cgd.optim.flat_vectors import CPU
 from cgd.optim.random_numbers import own_random_numbers
+from cgd.tabular import training_loop
 from cgd.tabular.dry_run import describe_dry_run
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.run import TabularRun
@@ -237,6 +238,17 @@ def test_dry_run_checks_the_network_on_the_device(tmp_path: Path, monkeypatch: p
         with pytest.raises(InputError, match=r"the network of \[model\] fails on the device 'meta'.*device=x.device"):
             read_inputs(custom, "ada", data, RunOptions(function=own.function, device=FAKE))
     read_inputs(custom, "ada", data, RunOptions(function=own.function))
+
+
+def test_memory_that_is_not_enough_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: Any) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has 1.00 GiB.")
+
+    monkeypatch.setattr(training_loop, "add_gradient", fill)
+    with FakeDevice(), pytest.raises(InputError) as error:
+        train(solo_peers(b"s" * 32), replace(tabular_settings(), device=FAKE), records(table(40, 1)))
+    assert str(error.value).startswith("device is 'meta', and its memory is not enough (CUDA out of memory); end other")
+    assert "\n" not in str(error.value)
 
 
 def test_differential_privacy_is_for_the_cpu() -> None:
