@@ -6,11 +6,14 @@ operation fails if a tensor of the CPU, other than a single number, is among its
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    import pytest
 
 FAKE = torch.device("meta")
 TO_COPY = torch.ops.aten._to_copy.default
@@ -65,3 +68,17 @@ class FakeDevice(TorchDispatchMode):
         if function._schema.is_mutable:  # in place: the argument itself is returned
             return next(each for each in tensors if isinstance(each, FakeDeviceTensor))
         return pytree.tree_map_only(torch.Tensor, FakeDeviceTensor, result)
+
+
+def like_a_device(patch: pytest.MonkeyPatch) -> None:
+    """Make `Module.to` keep the attributes of parameters: on a real device, each parameter stays the same object."""
+    apply: Any = torch.nn.Module._apply
+
+    def keep_attributes(module: torch.nn.Module, function: Any, recurse: bool = True) -> Any:
+        own = {name: vars(each) for name, each in module.named_parameters(recurse=False)}
+        made = apply(module, function, recurse)
+        for name, each in module.named_parameters(recurse=False):
+            vars(each).update({key: value for key, value in own[name].items() if key != "content"})
+        return made
+
+    patch.setattr(torch.nn.Module, "_apply", keep_attributes)

@@ -23,7 +23,7 @@ from cgd.audit.view import SCHEMES, flat
 from cgd.errors import InputError, RangeError
 from cgd.experiments import runner
 from cgd.experiments.experiment_file import read
-from cgd.experiments.runner import build_model, load_data, origin_delta, split_data, update_rule
+from cgd.experiments.runner import build_model, load_data, split_data, update_rule
 from cgd.optim.public_start import public_seed
 from cgd.simulation.kept_model import hold_out
 from cgd.simulation.population import participant_seed
@@ -207,7 +207,7 @@ def _start(spec: RunSpec, data: Dataset) -> torch.Tensor | None:
 
 
 def _delta(spec: RunSpec, cell: Cell) -> float:
-    delta = origin_delta(spec)
+    delta = spec.origin_delta()
     return delta(cell) if callable(delta) else delta
 
 

@@ -55,6 +55,14 @@ Record = Annotated[
         help="With --data: record everything that you receive, and your records, for `cgd audit`. Keep it secret.",
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="With --data: where your models are trained: 'cpu' (the default), 'cuda', 'cuda:1' or 'mps'. It is your "
+        "own choice; the others need not have the same.",
+    ),
+]
 NOTIFY_SECONDS = 120.0
 Notify = Annotated[
     str | None,
@@ -111,6 +119,7 @@ def join(
     budget: BudgetPath = None,
     alone: Alone = True,
     keep: Keep = None,
+    device: Device = None,
     run: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your training function; it is called with the peers.")
     ] = None,
@@ -147,10 +156,10 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        if (label, out, delta, function, budget, decimal, keep) != (None,) * 7 or dry_run or not alone:
+        if (label, out, delta, function, budget, decimal, keep, device) != (None,) * 8 or dry_run or not alone:
             raise InputError(
-                "--label, --out, --delta, --function, --budget, --decimal, --keep, --dry-run and --no-alone need "
-                "--data; a program of your own sets these itself"
+                "--label, --out, --delta, --function, --budget, --decimal, --keep, --device, --dry-run and --no-alone "
+                "need --data; a program of your own sets these itself"
             )
     from cgd.cli import ranks
     from cgd.cli.notify import Notifier
@@ -171,7 +180,8 @@ def join(
             if data is not None:
                 from cgd.tabular.run_inputs import RunOptions
 
-                options = RunOptions(label, delta, record, function, budget, decimal or ".", keep)
+                place = "cpu" if device is None else device
+                options = RunOptions(label, delta, record, function, budget, decimal or ".", keep, place)
                 if dry_run:
                     _dry_run(federation, name, data, out, options, key=key, address=address, state=state)
                     return

@@ -171,17 +171,24 @@ def simulate(
         typer.Option(metavar="ADDRESS", help="Compute on a Ray cluster: local, auto, HOST:PORT, ray://HOST:PORT."),
     ] = None,
     workers: Annotated[int | None, typer.Option(help="With --ray: the number of workers [all processors].")] = None,
+    device: Annotated[
+        str, typer.Option(help="Where models of missing results compute: 'cpu', 'cuda', 'cuda:1' or 'mps'.")
+    ] = "cpu",
 ) -> None:
     """Simulate the federations that a TOML file describes; write a table, a plot and JSON files."""
     if workers is not None and ray is None:
         raise InputError(f"--workers is {workers} and there is no --ray; add --ray local, or leave --workers out")
+    if ray is not None and device != "cpu":
+        raise InputError(f"--device is {device} and --ray is {ray}; a cluster computes on processors, leave one out")
     from cgd.experiments import experiment_file
     from cgd.experiments import reproduce as paper
     from cgd.experiments.runner import ResultStore
+    from cgd.optim.flat_vectors import check_device
 
+    place = check_device(device)
     experiment = experiment_file.read(spec_file)
     chosen = scale.value if scale else next(iter(experiment.entries))
-    store = ResultStore(out / chosen if len(experiment.entries) > 1 else out)
+    store = ResultStore(out / chosen if len(experiment.entries) > 1 else out, place)
     if only is not None:
         (experiment,) = paper.select([experiment], chosen, only)
     runs = [run for entry in paper.entries_of(experiment, chosen) for run in entry.runs]

@@ -160,6 +160,7 @@ def run(
         with _name_in_errors(entry):
             for each in entry.runs:
                 if not store.path(each).exists():
+                    each.check_device(store.device)
                     check(each, data_dir)
                     _check_classes(experiment, each, data_dir)
     found = []

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -22,11 +21,11 @@ from cgd.experiments.spec import ADAM_RULES, RunSpec
 from cgd.files import write_file
 from cgd.json_files import convert
 from cgd.optim.displacement import AdamRule, SGDRule
+from cgd.optim.flat_vectors import CPU
 from cgd.optim.grid import Grid
 from cgd.optim.vertical import JOINT_REVEALS_RECORDS
 from cgd.simulation import baselines
 from cgd.simulation.gradient_norm import GradientNormRule
-from cgd.simulation.population import participant_seed
 from cgd.simulation.result import History
 from cgd.simulation.simulate import step_factor
 
@@ -111,10 +110,13 @@ class RunResult:
 
 
 class ResultStore:
-    """A folder of results, one file for each run, shared by all experiments that contain the run."""
+    """A folder of results, one file for each run, shared by all experiments that contain the run.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Missing runs are computed on `device`. It does not name a result: as with another processor, last digits differ.
+    """
+
+    def __init__(self, folder: Path, device: torch.device = CPU) -> None:
+        self.folder, self.device = folder, device
 
     def path(self, spec: RunSpec) -> Path:
         """Return the path of the result of this run."""
@@ -169,9 +171,10 @@ class ResultStore:
         checkpoint = self.checkpoint(spec)
         self.prepare([spec])
         if spec.shared_part and not checkpoint.exists():
-            execute(spec.shared_part, data_dir, self.checkpoint(spec.shared_part), on_step, cluster)
-            write_file(checkpoint, self.checkpoint(spec.shared_part).read_bytes())
-        result = execute(spec, data_dir, checkpoint, on_step, cluster)
+            shared = self.checkpoint(spec.shared_part)
+            execute(spec.shared_part, data_dir, shared, on_step, device=self.device, cluster=cluster)
+            write_file(checkpoint, shared.read_bytes())
+        result = execute(spec, data_dir, checkpoint, on_step, device=self.device, cluster=cluster)
         write_file(self.path(spec), json.dumps(result.as_json()) + "\n")
         checkpoint.unlink(missing_ok=True)
         return RunResult.read(self.path(spec))
@@ -182,21 +185,24 @@ def execute(
     data_dir: Path | None = None,
     checkpoint: Path | None = None,
     on_step: OnStep = lambda *_: None,
+    device: torch.device = CPU,
     cluster: RayCluster | None = None,
 ) -> RunResult:
     """Run a spec and return its result, without storing it."""
+    spec.check_device(device)
     data = load_data(spec, data_dir)
     settings = baselines.BaselineSettings(
         build_model=lambda: build_model(spec, data),
         blocks=split_data(spec, data),
         steps=spec.steps,
         lr=spec.lr,
-        delta=origin_delta(spec),
+        delta=spec.origin_delta(),
         loss=nn.functional.cross_entropy if data.classes else nn.functional.mse_loss,
         seed=spec.seed,
         start=spec.start,  # type: ignore[arg-type]
         test=(data.x, data.y) if spec.measure == "training" else (data.held_out_x, data.held_out_y),
         evaluate_every=spec.evaluation_interval,
+        device=device,
         checkpoint=checkpoint,
         on_step=on_step,
         engine=cluster if cluster is not None and spec.method in CLUSTER_METHODS else "auto",
@@ -349,18 +355,6 @@ def _widths(spec: RunSpec, data: Dataset) -> tuple[int, ...]:
 def split_data(spec: RunSpec, data: Dataset) -> dict[Cell, Block]:
     """Split the training samples of a run among its participants."""
     return Grid(spec.rows, spec.columns).split(data.x, data.y, seed=spec.seed, skew=spec.skew)
-
-
-def origin_delta(spec: RunSpec) -> float | Callable[[Cell], float]:
-    """Return δ for all participants, or a function that draws δ for each cell, always the same for the same seed."""
-    if not isinstance(spec.delta, tuple):
-        return spec.delta
-    low, high = spec.delta
-
-    def draw_delta(cell: Cell) -> float:
-        return float(np.random.default_rng([*participant_seed(spec.seed, cell)]).uniform(low, high))
-
-    return draw_delta
 
 
 def load_data(spec: RunSpec, data_dir: Path | None) -> Dataset:

@@ -8,6 +8,8 @@ import math
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+
 from cgd.errors import InputError
 from cgd.experiments import own_data, privacy_table
 from cgd.experiments.setting_values import check_choice, converted, suggest
@@ -16,11 +18,16 @@ from cgd.optim.public_start import STARTS
 from cgd.optim.skew import Skew
 from cgd.optim.vertical import check_joint_accepted
 from cgd.simulation.local_training import LocalTraining, Work
+from cgd.simulation.population import participant_seed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    import torch
+
     from cgd.dp.settings import PrivacySettings
+    from cgd.optim.grid import Cell
 
 Method = Literal["cgd", "centralised", "local", "fedsgd", "secure-fedsgd", "fedavg", "dp-sgd", "private-centralised"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -285,6 +292,35 @@ class RunSpec:
         searched = not self.hidden or self.data in SMALL_DATA
         studied = self.method == "cgd" and searched and self.columns == 1 and has_classes
         return studied and self.measure == "training" and self.evaluations >= self.steps
+
+    def origin_delta(self) -> float | Callable[[Cell], float]:
+        """Return δ for all participants, or a function that draws δ for each cell, always the same for one seed."""
+        if not isinstance(self.delta, tuple):
+            return self.delta
+        low, high = self.delta
+
+        def draw_delta(cell: Cell) -> float:
+            return float(np.random.default_rng([*participant_seed(self.seed, cell)]).uniform(low, high))
+
+        return draw_delta
+
+    def check_device(self, device: torch.device) -> None:
+        """Check that the run can be computed on a device.
+
+        Raises:
+            InputError: it is not the CPU, and the run is no simulation, or has several columns or `privacy`.
+        """
+        reasons = {
+            f"the method is {self.method}": self.method in ("local", "dp-sgd", "private-centralised"),
+            f"columns is {self.columns}": self.columns > 1 and self.method != "centralised",
+            "privacy is given": self.privacy is not None,
+        }
+        for reason, holds in reasons.items():
+            if holds and device.type != "cpu":
+                raise InputError(
+                    f"device is {str(device)!r} and {reason}; such runs are computed on the CPU: leave --device out, "
+                    "and name the others with --only"
+                )
 
     def as_json(self) -> dict[str, Any]:
         """Return the settings as plain data."""

@@ -207,7 +207,7 @@ def check_commitment(
         fact = f"samples is {samples}, and {peers.me} was counted with another number: the weights would not sum to one"
         more = ""
         if records_digest:
-            more = ". With a table, [model] and δ must be those of before, too"
+            more = ". With a table, [model], δ and the kind of --device must be those of before, too"
             fact = f"our {samples} samples are not those that {peers.me} was counted with, in number or in content"
         raise SampleCountMismatchError(
             f"{fact}. Restart with the data that was counted; or remove this participant and add it again, after which "

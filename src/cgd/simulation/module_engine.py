@@ -249,9 +249,13 @@ class ModuleEngine:
             for name, values in self._participants.buffers[cell].items():
                 model.get_buffer(name).copy_(values)
         # Random numbers of the model itself (dropout) depend only on step and participant, so that a run can resume.
-        torch.default_generator.manual_seed(
-            hash((self._participants.seed, self._step, cell.row, cell.column)) & 0xFFFF_FFFF
-        )
+        seed = hash((self._participants.seed, self._step, cell.row, cell.column)) & 0xFFFF_FFFF
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            with torch.cuda.device(self._device):
+                torch.cuda.manual_seed(seed)
+        elif self._device.type == "mps":
+            torch.mps.manual_seed(seed)
         return model
 
     def _flat_gradient(self, model: torch.nn.Module, cell: Cell) -> torch.Tensor:

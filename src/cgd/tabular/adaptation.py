@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from cgd.optim.random_numbers import own_random_numbers
 from cgd.tabular.training_loop import add_gradient
 
 if TYPE_CHECKING:
@@ -79,9 +80,8 @@ def adapt(
     for step in range(1, steps + 1):
         network.train()
         optimizer.zero_grad()
-        with torch.random.fork_rng(devices=[]):
-            digest = hmac.digest(seed, f"cgd adaptation step {step}".encode(), "sha256")
-            torch.default_generator.manual_seed(int.from_bytes(digest[:7], "little"))
+        digest = hmac.digest(seed, f"cgd adaptation step {step}".encode(), "sha256")
+        with own_random_numbers(int.from_bytes(digest[:7], "little"), parameters[0].device):
             add_gradient(network, training)
         optimizer.step()
         if step % STEPS_BETWEEN == 0:

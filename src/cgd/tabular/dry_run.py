@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cgd.optim.flat_vectors import CPU
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import EvalRecord
 from cgd.tabular.alignment import validation_count
@@ -81,6 +82,8 @@ def describe_dry_run(
         more += ", or fewer if nobody else has some of our categories"
     yield f"the network would have {parameters:,} parameters, for the {features} features of our own table{more}"
     start = settings.model.start
+    if settings.device != CPU:
+        yield f"our models would be trained on the device {str(settings.device)!r}"
     yield f"model start: {start if start == 'zeros' else f'public seed {start}'}"
     size = bytes_per_step(training, len(federation.names), parameters)
     yield (

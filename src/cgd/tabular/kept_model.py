@@ -148,7 +148,7 @@ def choose_model(
         if outputs is None:
             chosen, outputs = AS_TRAINED, candidates.outputs(AS_TRAINED)
         found = [candidates.describe(name, each) for name, each in _stages(chosen)]
-        kept = replace(model, network=candidates.network(chosen))
+        kept = replace(model, network=candidates.network(chosen).cpu())
     except Exception as error:  # whatever it is, for example in a network of the user's own
         return KeptModel(model, None, summary | {"unavailable": f"the choice failed: {error}"})
     if not np.isfinite(outputs).all():
@@ -173,8 +173,9 @@ class _Candidates:
         preprocessing = trained.preprocessing
         self._model, self._adaptations, self._seed = model, adaptations, seed
         self._settings, self._preprocessing, self._delta = settings, preprocessing, delta
-        self._training = EncodedDataset.encode(trained.own, preprocessing, settings)
-        self._validation = EncodedDataset.encode(trained.validation, preprocessing, settings)
+        self._training = EncodedDataset.encode(trained.own, preprocessing, settings).to(settings.device)
+        validation = EncodedDataset.encode(trained.validation, preprocessing, settings)
+        self._validation = validation.with_features_on(settings.device)
         self._folds = divide(trained.validation.rows, trained.validation.units, seed)
         self._end = time.monotonic() + max(MIN_SECONDS, trained.seconds)
         self._displacement = trained.displacement
@@ -216,7 +217,7 @@ class _Candidates:
         return forward(self.network(choice), self._validation.x)
 
     def network(self, choice: Choice) -> nn.Module:
-        """Return the network of a choice, built anew; an adaptation is repeated."""
+        """Return the network of a choice, built anew on the device; an adaptation is repeated."""
         network = self._scaled(choice.part)
         if choice.method is not None:
             for _ in adapt(network, self._training, METHODS[choice.method], self._seed, steps=choice.steps):
@@ -225,9 +226,10 @@ class _Candidates:
 
     def _scaled(self, part: float) -> nn.Module:
         trained = self._model.network
-        return scaled_network(
+        network = scaled_network(
             self._settings, trained, self._preprocessing, self._seed, part, self._delta, self._displacement
         )
+        return network.to(self._settings.device)
 
     def _losses(self, choice: Choice) -> Floats:
         if choice not in self._known:

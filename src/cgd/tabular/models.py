@@ -69,6 +69,23 @@ def build_start(model: Model, features: int, outputs: int, *, vertical: bool = F
     return network
 
 
+def check_on_device(network: nn.Module, features: int, device: torch.device) -> None:
+    """Check, with made-up records, that a network can be trained on a device.
+
+    Raises:
+        InputError: it cannot, for example because its forward pass makes tensors on the CPU.
+    """
+    try:
+        network.to(device)
+        network(torch.zeros(2, features).to(device)).sum().backward()
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"the network of [model] fails on the device {str(device)!r} ({reason}); a network of your own makes its "
+            "tensors where those are that it is given (device=x.device). Or train on the CPU"
+        ) from None
+
+
 def count_parameters(model: Model, features: int, outputs: int) -> int:
     """Return the number of parameters of a network that is not custom, without building it."""
     return sum((inputs + 1) * units for inputs, units in pairwise((features, *model.layers, outputs)))

@@ -114,6 +114,7 @@ class TabularRun:
         alone: bool = True,
         keep: str | None = None,
         decimal: str = ".",
+        device: str | torch.device = "cpu",
     ) -> TabularRun:
         """Check all settings and read the records.
 
@@ -130,12 +131,13 @@ class TabularRun:
             decimal: the decimal sign of our file.
             alone: compare with a model of our own records alone.
             keep: see `RunOptions`.
+            device: see `RunOptions`.
 
         Raises:
-            InputError: a setting, the file or a folder cannot be used, the file names another function, or the privacy
-                budget is spent.
+            InputError: a setting, the device, the file or a folder cannot be used, the file names another function, or
+                the privacy budget is spent.
         """
-        options = RunOptions(label, delta, record, function, budget, decimal, keep)
+        options = RunOptions(label, delta, record, function, budget, decimal, keep, device)
         inputs = read_inputs(federation, participant, data, options)
         settings, notes = inputs.settings, inputs.notes
         run_folder = RunFolder(folder, federation, participant)

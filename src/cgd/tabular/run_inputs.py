@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError
+from cgd.optim.flat_vectors import CPU, check_device
 from cgd.optim.origin import check_delta
 from cgd.tabular.data_checks import find_notes
 from cgd.tabular.dataset import read_dataset
+from cgd.tabular.dry_run import foresee
 from cgd.tabular.few_records import few_states, merge_notes
 from cgd.tabular.kept_model import check_keep
-from cgd.tabular.models import FUNCTION_ARGUMENTS
+from cgd.tabular.models import FUNCTION_ARGUMENTS, check_on_device
 from cgd.tabular.private_run import check_private
 from cgd.tabular.rare_values import check_rare_values
 from cgd.tabular.settings import TabularSettings
@@ -20,6 +22,8 @@ from cgd.user_functions import check_function_named, load_function
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import torch
 
     from cgd.federation.config import Federation
     from cgd.tabular.dataset import TabularDataset
@@ -39,6 +43,7 @@ class RunOptions:
         budget: with [privacy], the file with the budget of our records; by default beside them.
         decimal: the decimal sign of numbers in our file, a point or a comma.
         keep: which model to keep: "confined", "scaled", which is the default with [privacy], or "personalised".
+        device: where our models are trained, such as "cuda", "mps" or "cpu".
     """
 
     label: str | None = None
@@ -48,6 +53,7 @@ class RunOptions:
     budget: Path | None = None
     decimal: str = "."
     keep: str | None = None
+    device: str | torch.device = "cpu"
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,10 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
         options: our options.
 
     Raises:
-        InputError: a setting or the file cannot be used, or the federation file names another function.
+        InputError: a setting, the file or the device cannot be used, or the federation file names another function.
     """
     settings = TabularSettings.from_federation(federation, participant)
+    settings = replace(settings, device=check_device(options.device))
     if options.delta is not None:
         check_delta(options.delta)
     private = settings.privacy is not None
@@ -102,6 +109,9 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
     )
     if private:
         check_private(settings, records)
+    if settings.device != CPU:
+        foreseen = foresee(settings, records)
+        check_on_device(foreseen.network, len(foreseen.preprocessing.features), settings.device)
     rare = check_rare_values(records, settings.data, settings.own_columns, private=private)
     if not private:
         rare += merge_notes(few_states(records, settings.data, settings.own_columns))

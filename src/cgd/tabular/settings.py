@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError
+from cgd.optim.flat_vectors import CPU
 from cgd.secagg.reduction import MIN_MEMBERS
 
 if TYPE_CHECKING:
+    import torch
+
     from cgd.dp.settings import PrivacySettings
     from cgd.federation.config import Federation, Training
     from cgd.federation.data_schema import Column, Data
@@ -28,6 +31,10 @@ class TabularSettings:
         column: in a grid with several columns, our grid column.
         columns: number of grid columns; 1 if every participant holds all columns of the table.
         privacy: differential privacy, if wanted.
+        device: where our models are trained, which is our own choice.
+
+    Raises:
+        InputError: the device is not the CPU, with differential privacy.
     """
 
     data: Data
@@ -36,6 +43,14 @@ class TabularSettings:
     column: int = 0
     columns: int = 1
     privacy: PrivacySection | None = None
+    device: torch.device = CPU
+
+    def __post_init__(self) -> None:
+        if self.privacy is not None and self.device != CPU:
+            raise InputError(
+                f"device is {str(self.device)!r} and the federation has [privacy]; the noise is proven for gradients "
+                "whose bits do not depend on other records, which is tested on the CPU only: leave the device out"
+            )
 
     @classmethod
     def from_federation(cls, federation: Federation, participant: str) -> TabularSettings:

@@ -45,6 +45,7 @@ from cgd.errors import InputError
 from cgd.files import check_writable, write_private
 from cgd.json_files import parse_json
 from cgd.optim.displacement import PRIVATE_STATES
+from cgd.optim.flat_vectors import join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -192,7 +193,7 @@ class TraceWriter:
                     parts.setdefault(key, []).append(value.detach().reshape(-1))
                 elif key == "powers":
                     powers = np.array(value, dtype=np.float64)
-        state = {key: torch.cat(each).numpy() for key, each in parts.items()}
+        state = {key: join(each).numpy() for key, each in parts.items()}
         if len(powers):
             state["powers"] = powers
         write_private(self._step(taken, "state"), safetensors.numpy.save(state))

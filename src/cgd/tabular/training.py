@@ -7,10 +7,14 @@ restarted with the same command and continues at the step of the others: the mem
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from cgd.errors import InputError
 from cgd.optim.origin import confine
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import EvalRecord
@@ -26,11 +30,10 @@ from cgd.tabular.training_loop import EncodedDataset, TrainingLoop, forward
 from cgd.tabular.unit_checks import compare_with_others
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
     import numpy.typing as npt
-    import torch
     from torch import nn
 
     from cgd.optim.origin import Origin
@@ -79,7 +82,7 @@ class TrainingResult(SplitRecords):
     """The result of a training.
 
     Attributes:
-        network: the confined model, at the best step.
+        network: the confined model, at the best step, on the CPU.
         evaluations: the history.
         best_step: the step with the lowest validation loss over all members.
         steps: number of steps taken.
@@ -130,6 +133,7 @@ def train(
 
     Raises:
         InputError: the members' records cannot be learned from, or do not fit together.
+            The memory of the device is not enough.
         DivergenceError: the loss is no longer finite.
         RevealError: with [privacy], the budget is spent, or a charge cannot be written.
         RemoteProtocolError, PeerTimeoutError: see `Peers.sum`.
@@ -165,19 +169,26 @@ def train(
     if trace_writer is not None:
         rows = records.take(~held_out).places
         trace_writer.begin(peers, settings, preprocessing, network, origin.delta, training, validation, rows)
-    if ledger is None:
-        merge = partial(merge_few_records, preprocessing=preprocessing, data=settings.data)
-        loop = TrainingLoop(peers, settings, network, training, validation, origin.delta, merge=merge)
-    else:
-        shares = Shares.of(records, held_out)
-        loop = PrivateTrainingLoop(
-            peers, settings, network, training, validation, origin.delta, ledger, shares, statistics_digest
-        )
-    if trace_writer is not None:
-        trace_writer.resume(loop.optimizer)
-    loop.run(progress, caught_up)
+    with _enough_memory(settings.device):
+        network.to(settings.device)  # before the optimiser is created
+        if ledger is None:
+            merge = partial(merge_few_records, preprocessing=preprocessing, data=settings.data)
+            loop = TrainingLoop(peers, settings, network, training, validation, origin.delta, merge=merge)
+        else:
+            shares = Shares.of(records, held_out)
+            loop = PrivateTrainingLoop(
+                peers, settings, network, training, validation, origin.delta, ledger, shares, statistics_digest
+            )
+        if trace_writer is not None:
+            trace_writer.resume(loop.optimizer)
+        loop.run(progress, caught_up)
+    displacement = {
+        name: loop.best.displacement_of(each).cpu().clone()
+        for name, each in network.named_parameters()
+        if each.requires_grad
+    }
     trained = TrainingResult(
-        network=network.eval(),
+        network=network.eval().cpu(),
         preprocessing=preprocessing,
         evaluations=tuple(loop.evaluations),
         best_step=loop.best.steps or loop.step,
@@ -194,15 +205,25 @@ def train(
         ),
         seconds=time.monotonic() - start,
         ledger=ledger,
-        displacement={
-            name: loop.best.displacement_of(each).clone()
-            for name, each in network.named_parameters()
-            if each.requires_grad
-        },
+        displacement=displacement,
     )
     if trace_writer is not None:
         trace_writer.finish(trained)
     return trained
+
+
+@contextmanager
+def _enough_memory(device: torch.device) -> Iterator[None]:
+    """Raise InputError if the memory of a device is not enough."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition(". ")[0]
+        raise InputError(
+            f"device is {str(device)!r}, and its memory is not enough ({reason}); end other programs that use it, and "
+            "start again with the same command; or agree on more batches in [training]. Before the first step, "
+            "--device cpu is possible, too"
+        ) from None
 
 
 def build_confined(

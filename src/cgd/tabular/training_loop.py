@@ -18,6 +18,7 @@ from cgd.errors import DivergenceError, InputError
 from cgd.optim.adam import ConfinedAdam
 from cgd.optim.lr_scheduler import InverseSquareLR
 from cgd.optim.minibatches import BatchSampler, round_batches
+from cgd.optim.random_numbers import own_random_numbers
 from cgd.optim.recovery import BestCheckpoint
 from cgd.optim.sgd import ConfinedSGD
 from cgd.optim.vertical import first_layer_names
@@ -44,9 +45,10 @@ MIN_IMPROVEMENT = 1e-4  # relative decrease of the validation loss that counts a
 
 
 def forward(network: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return the network's outputs, computed in chunks."""
+    """Return the network's outputs on the CPU, computed in chunks on the device of the network."""
+    device = next(network.parameters()).device
     with torch.no_grad():
-        chunks = [network(chunk) for chunk in x.split(CHUNK_RECORDS)]
+        chunks = [network(chunk.to(device)).cpu() for chunk in x.split(CHUNK_RECORDS)]
     return torch.cat(chunks) if chunks else torch.zeros(0, 1)
 
 
@@ -89,8 +91,16 @@ class EncodedDataset:
 
     def take(self, places: Sequence[int]) -> EncodedDataset:
         """Return some of the records."""
-        chosen = torch.tensor(places)
+        chosen = torch.tensor(places).to(self.x.device)
         return EncodedDataset(self.x[chosen], self.y[chosen], self.weight[chosen])
+
+    def to(self, device: torch.device) -> EncodedDataset:
+        """Return the records on a device."""
+        return EncodedDataset(self.x.to(device), self.y.to(device), self.weight.to(device))
+
+    def with_features_on(self, device: torch.device) -> EncodedDataset:
+        """Return the records with their features on a device, and the rest here: outputs are compared on the CPU."""
+        return replace(self, x=self.x.to(device))
 
     def digest(self) -> bytes:
         """Return a digest of features and targets."""
@@ -134,11 +144,13 @@ class TrainingLoop:
     ) -> None:
         self._merge = merge  # changes the features of a batch in place, see `cgd.tabular.few_records`
         self.peers, self.settings, self.network = peers, settings, network
-        self.training, self.validation = training, validation
+        self.training, self.validation = training.to(settings.device), validation.with_features_on(settings.device)
         count = len(training) if samples is None else samples
         self.optimizer = _build_optimizer(peers, settings, network, count, privacy)
         digests = training.digest(), validation.digest(), _network_digest(settings.model, delta)
-        self.optimizer.records_digest = b"".join(digests)
+        # Another kind of device has other random numbers (dropout), and so another gradient of the same step.
+        device = b"" if settings.device.type == "cpu" else settings.device.type.encode()
+        self.optimizer.records_digest = b"".join((*digests, device))
         if settings.training.batches > 1 and not settings.training.local_epochs:
             BatchSampler(self.optimizer, settings.training.batches)  # members compare it, and warnings depend on it
         self.best = BestCheckpoint(self.optimizer)
@@ -226,7 +238,9 @@ class TrainingLoop:
             (places,) = self._places()
             data = data.take(places)
             if self._merge is not None:
-                self._merge(data.x.numpy())
+                x = data.x.cpu()
+                self._merge(x.numpy())
+                data = replace(data, x=x.to(data.x.device))
         with self._own_random_numbers():
             total = add_gradient(self.network, data)
         self._check_finite(total, "lr")
@@ -284,9 +298,8 @@ class TrainingLoop:
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
         """Draw the random numbers of the network (dropout) from our seed and the step only, also after a restart."""
-        with torch.random.fork_rng(devices=[]):
-            seed = hmac.digest(self.peers.seed, f"cgd step {self.step}".encode(), "sha256")
-            torch.default_generator.manual_seed(int.from_bytes(seed[:7], "little"))
+        seed = hmac.digest(self.peers.seed, f"cgd step {self.step}".encode(), "sha256")
+        with own_random_numbers(int.from_bytes(seed[:7], "little"), self.settings.device):
             yield
 
     def _evaluate(self, loss: float | None, new: bool) -> EvalRecord:

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from cgd.optim.displacement import SGDRule
+from cgd.optim.flat_vectors import CPU
 from cgd.optim.grid import Block, Cell
 from cgd.optim.origin import confine
 from cgd.optim.public_start import public_seed
@@ -46,6 +47,7 @@ class BaselineSettings:
         start: "model" or "zeros".
         test: held-out samples and labels.
         evaluate_every: steps between evaluations.
+        device: where simulated models compute; baselines that are no simulation compute on the CPU.
         checkpoint: file to write to, and to resume from if it exists.
         on_step: callback after each step, with its number and the history.
         engine: engine of simulations.
@@ -61,6 +63,7 @@ class BaselineSettings:
     start: Start = "model"
     test: tuple[Any, Any] | None = None
     evaluate_every: int | None = None
+    device: torch.device = CPU
     checkpoint: str | os.PathLike[str] | None = None
     on_step: OnStep = lambda *_: None
     engine: Literal["auto"] | RayCluster = "auto"
@@ -124,6 +127,7 @@ class BaselineSettings:
             test=self.test,
             evaluate_every=self.evaluate_every,
             sample=sample,
+            device=self.device,
             checkpoint=self.checkpoint,
             progress=False,
             on_step=self.on_step,
