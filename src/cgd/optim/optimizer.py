@@ -18,14 +18,10 @@ import torch
 from cgd.errors import InputError, MembersChangedError, PeerLeftError, SettingsError
 from cgd.optim import program_checks, recovery, running_statistics, sample_count, saved_state, untrained_values
 from cgd.optim.clipping import check_max_norm, clip_to_norm
-from cgd.optim.displacement import (
-    initial_state,
-    place,
-    reject_weight_decay,
-    step_context,
-    trainable,
-)
+from cgd.optim.displacement import initial_state, place_for_step, reject_weight_decay, step_context, trainable
+from cgd.optim.evaluation_mode import EvaluationMode
 from cgd.optim.flat_vectors import common_states_on_cpu, flatten_displacements, split_sum
+from cgd.optim.fresh_origins import describe
 from cgd.optim.local_steps import LocalSteps
 from cgd.optim.lr_scheduler import catch_up
 from cgd.optim.origin import warn_if_unconfined
@@ -46,7 +42,7 @@ if TYPE_CHECKING:
     from cgd.secagg.journal_entry import Step
 
 
-class ConfinedOptimizer(torch.optim.Optimizer, ABC):
+class ConfinedOptimizer(EvaluationMode, ABC):
     """Base class of confined optimisers; a subclass chooses the rule that moves the displacement.
 
     The origin of a parameter is its value at its first step. After that its value is origin + displacement, and a
@@ -141,6 +137,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 with torch.enable_grad():
                     loss = closure()
             self.step_input.check_outside_local_steps()
+            self.check_mode()
             rules = [self._rule(group) for group in self.param_groups]
             self._load_states()
             program_checks.check_unwritten(self.param_groups, self.state)
@@ -148,12 +145,13 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             untrained_values.check(trainable(*self.param_groups))
             while pending:
                 gradient_sums |= self._sum_unless_taken(*pending.pop(0))
+        following = self._steps_made() + 1
         for group, rule in zip(self.param_groups, rules, strict=True):
             for parameter in trainable(group):
                 if parameter in gradient_sums:
                     state = self._state_of(parameter)
                     rule.move(state["displacement"], gradient_sums[parameter], state)
-                    place(parameter, state["origin"], state["displacement"])
+                    place_for_step(parameter, state, following)
             group["steps"] += 1
         self._opened.clear()
         if self.privacy is not None:
@@ -248,10 +246,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         for group in self.param_groups:
             group.update({key: group.get(key, default) for key, default in self.LATER_OPTIONS.items()})
         self._opened.clear()
-        with torch.no_grad():
-            for state, parameter in pairs:  # torch has cast it to the parameter's type, which may be less precise
-                own = self.state[parameter] = saved_state.copy(state, parameter.device)
-                place(parameter, own["origin"], own["displacement"])
+        self._evaluating = False
+        saved_state.restore(self.state, pairs)
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a confined optimiser holds a live connection and cannot be copied; copy its state_dict()")
@@ -315,6 +311,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         if stored is None or stored.steps <= groups[0]["steps"]:
             return int(groups[0]["steps"])
         parameters = trainable(*groups)
+        self.check_mode()
         self._warn_if_unconfined(parameters)
         program_checks.check_unwritten(groups, self.state)
         states = {parameter: self._state_of(parameter) for parameter in parameters}
@@ -327,7 +324,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=1)
         with torch.no_grad():
             for parameter in parameters:
-                place(parameter, states[parameter]["origin"], states[parameter]["displacement"])
+                place_for_step(parameter, states[parameter], stored.steps)
         for group in groups:
             group.update(samples=self.samples, members=list(peers.members), **counted)
         self._weighted_sums.forget_weight(peers)  # the members may have forged the count
@@ -380,7 +377,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         return split_sum(clip_to_norm(total, self.max_norm), parameters)
 
     def _context(self, groups: list[dict[str, Any]]) -> str:
-        kind = self._describe()
+        kind = self._describe() + describe(trainable(*groups))
         if self.privacy is not None:
             kind += f" for {self.privacy.settings.describe()},"
         kind += self.step_input.describe() + (f" clipped to {self.max_norm}" if self.max_norm else "")
