@@ -62,7 +62,7 @@ class StepInput:
         """
         if self.local_steps is not None and self.updates is None:
             raise InputError(
-                "a step or a mode of the confined optimiser was requested inside local_steps(); step the local optimiser "
+                "a step or mode of the confined optimiser was requested inside local_steps(); step the local optimiser "
                 "there"
             )
 

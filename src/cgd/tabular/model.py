@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -209,7 +209,7 @@ class ConfinedModel:
             "columns": [each.name for each in self.columns],
             "towers": self.towers,
             "data": self.data.as_stored(),
-            "model": asdict(self.model),
+            "model": self.model.as_stored(),
             "preparation": self.preprocessing.to_dict(),
             "weights": {"file": WEIGHTS_FILE, "sha256": hashlib.sha256(weights).hexdigest()},
         }
