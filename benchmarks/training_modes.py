@@ -36,11 +36,13 @@ MODES = {
     "4 batches": replace(RUN, batches=4),
     "10 batches": replace(RUN, batches=10),
     "updates of 20 steps on all records": replace(RUN, lr=1.0, local=LocalTraining(epochs=20, lr=0.05)),
+    "updates of an epoch of 4 batches": replace(RUN, lr=1.0, local=LocalTraining(batch=10, lr=0.05)),
     "gradients, fresh origins": replace(RUN, fresh_origins=True),
     "updates of an epoch of 4 batches, fresh origins": replace(
         RUN, lr=1.0, local=LocalTraining(batch=10, lr=0.05), fresh_origins=True
     ),
-    "updates of an epoch of 4 batches": replace(RUN, lr=1.0, local=LocalTraining(batch=10, lr=0.05)),
+    "gradients, δ 0.5": replace(RUN, delta=0.5),
+    "gradients, fresh origins, δ 0.5": replace(RUN, delta=0.5, fresh_origins=True),
 }
 ATTACKS = ("records", "membership", "labels")
 

@@ -43,7 +43,7 @@ def test_the_result_and_validations_are_of_the_confined_model(patience: int, mon
         network, _ = build_confined(constant, preparation[0], seed, None)
         with torch.no_grad():
             for name, each in network.named_parameters():
-                each += displacement[name]
+                each.add_(displacement[name])
         return network.eval()
 
     preparation: list[Any] = []
