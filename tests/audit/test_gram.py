@@ -39,6 +39,7 @@ def test_passive_coalition_recovers_most_of_it(scheme: Scheme) -> None:
     assert found.succeeds
 
 
+@pytest.mark.slow
 def test_fresh_origins_blur_the_moments_and_average_out() -> None:
     errors = {}
     for fresh in (False, True):

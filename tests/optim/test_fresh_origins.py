@@ -336,6 +336,26 @@ def test_half_precision() -> None:
     assert one.any()
 
 
+def test_sums_with_noise() -> None:
+    x, y = samples(20)
+
+    def member(peers: Peers) -> torch.Tensor:
+        model = confined(peers.seed)
+        privacy = cgd.Privacy(model, epsilon=20.0, delta=1e-5, steps=2, clip=0.5)
+        optimizer = ConfinedSGD(model.parameters(), 0.1, peers=peers, samples=20, privacy=privacy)
+        for _ in range(2):
+            descend(optimizer, model, x, y)
+            optimizer.eval()
+            optimizer.train()
+        return optimizer.displacement()
+
+    with cgd.local_peers(3) as members:
+        one, two, three = members.run(member)
+    assert torch.equal(one, two)
+    assert torch.equal(two, three)
+    assert one.any()
+
+
 @pytest.mark.slow
 def test_displacement_does_not_adapt_to_participants_with_one_class_each() -> None:
     x, y = samples(600)

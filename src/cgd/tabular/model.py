@@ -286,7 +286,8 @@ def _check_document(document: _Document, folder: Path) -> tuple[Data, Model, Pre
     """Return the parts of the document, after checking that they are consistent."""
     try:
         data = convert_complete({**OPTIONAL, **document.data}, Data, "data")
-        model = convert_complete({"start": "zeros", **document.model}, Model, "model")  # older files have no start
+        added = {"start": "zeros", "fresh_origins": False}  # which older files do not have
+        model = convert_complete({**added, **document.model}, Model, "model")
         preprocessing = Preprocessing.from_dict(document.preparation)
         columns = tuple(each for each in data.columns if each.name in document.columns)
         types = ["number" if isinstance(each, NumberStats) else "category" for each in preprocessing.columns]
