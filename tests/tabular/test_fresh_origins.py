@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,18 @@ import pytest
 import torch
 
 from cgd.errors import InputError
+from cgd.federation.config import Federation, Training
 from cgd.federation.model_section import Model, parse_model
 from cgd.tabular.kept_model import scaled_network
 from cgd.tabular.trace_writer import check_recordable
 from cgd.tabular.training import TrainingResult, build_confined, train
 from cgd.tabular.training_loop import TrainingLoop, _network_digest
-from support.tabular import records, run_members, table, tabular_settings
+from support.federation_files import participants
+from support.tabular import DATA, records, run_members, table, tabular_settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cgd.peers import Peers
 
 FRESH = Model("mlp", (8,), "tanh", delta=0.1, fresh_origins=True)
@@ -72,9 +77,17 @@ def test_the_result_and_validations_are_of_the_confined_model(patience: int, mon
         assert all(map(torch.equal, common, first))
 
 
-def test_default_is_stored_and_compared_as_before() -> None:
+def test_default_is_stored_and_compared_as_before(tmp_path: Path) -> None:
     assert "fresh_origins" not in Model("logistic").as_stored()
     assert FRESH.as_stored()["fresh_origins"] is True
+    federations = [
+        Federation("five", 1, Training(), participants(), tmp_path, data=DATA, model=replace(FRESH, fresh_origins=each))
+        for each in (False, True)
+    ]
+    before = federations[0].sections()["model"]
+    assert before != federations[1].sections()["model"]
+    old = '{"activation":"tanh","delta":0.1,"function":"","kind":"mlp","layers":[8],"start":0}'
+    assert before == hashlib.sha256(old.encode()).hexdigest()
     assert _network_digest(FRESH) != _network_digest(replace(FRESH, fresh_origins=False))
     assert parse_model({"kind": "logistic", "fresh_origins": True}).fresh_origins
     with pytest.raises(InputError, match="fresh_origins is 'yes'"):
