@@ -1,4 +1,4 @@
-"""Attack the ways to train: the start, batches, local steps. `python benchmarks/training_modes.py` (a minute).
+"""Attack the ways to train: start, batches, local steps, origins. `python benchmarks/training_modes.py` (a minute).
 
 Five participants have 40 digits each; two of them are honest, three collude and only watch twenty rounds. Each seed
 draws the division, the origins and the batches. The attacks are those of `cgd audit SPEC` without noise. Where rounds
@@ -37,6 +37,12 @@ MODES = {
     "10 batches": replace(RUN, batches=10),
     "updates of 20 steps on all records": replace(RUN, lr=1.0, local=LocalTraining(epochs=20, lr=0.05)),
     "updates of an epoch of 4 batches": replace(RUN, lr=1.0, local=LocalTraining(batch=10, lr=0.05)),
+    "gradients, fresh origins": replace(RUN, fresh_origins=True),
+    "updates of an epoch of 4 batches, fresh origins": replace(
+        RUN, lr=1.0, local=LocalTraining(batch=10, lr=0.05), fresh_origins=True
+    ),
+    "gradients, δ 0.5": replace(RUN, delta=0.5),
+    "gradients, fresh origins, δ 0.5": replace(RUN, delta=0.5, fresh_origins=True),
 }
 ATTACKS = ("records", "membership", "labels")
 

@@ -39,6 +39,21 @@ def test_passive_coalition_recovers_most_of_it(scheme: Scheme) -> None:
     assert found.succeeds
 
 
+@pytest.mark.slow
+def test_fresh_origins_blur_the_moments_and_average_out() -> None:
+    errors = {}
+    for fresh in (False, True):
+        for rounds in (30, 480):
+            changed = replace(gram.scenario("probe", rounds=rounds), fresh_origins=fresh)
+            errors[fresh, rounds] = [each.value for each in gram.recover(*observe(changed, "cgd"))]
+    assert max(errors[False, 30][0], errors[False, 480][0]) < 1e-5
+    assert 0.1 < errors[True, 480][0] < 0.25 * errors[True, 30][0]
+    assert errors[False, 480][1] == pytest.approx(errors[False, 30][1], rel=1e-2)  # the same mask in every step
+    assert errors[False, 30][1] == pytest.approx(0.3, abs=0.05)
+    assert errors[True, 30][1] == pytest.approx(1.0, abs=0.05)
+    assert errors[True, 480][1] < 0.2
+
+
 def test_confinement_masks_xty_in_proportion_to_delta() -> None:
     _, shared = gram.recover(*observe(gram.scenario("probe", rounds=30), "secure"))
     assert shared.value < 1e-4

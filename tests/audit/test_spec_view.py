@@ -68,8 +68,20 @@ def test_every_scheme_has_its_view() -> None:
         {"batches": 3},
         {"local": LocalTraining(epochs=2, batch=7, lr=0.05, momentum=0.9)},
         {"keep": 0.2},
+        {"fresh_origins": True},
+        {"fresh_origins": True, "local": LocalTraining(epochs=2, batch=7, lr=0.05, momentum=0.9)},
     ],
-    ids=["momentum and schedule", "schedule of the paper", "range of δ", "momentum", "batches", "local", "keep"],
+    ids=[
+        "momentum and schedule",
+        "schedule of the paper",
+        "range of δ",
+        "momentum",
+        "batches",
+        "local",
+        "keep",
+        "fresh",
+        "fresh, local",
+    ],
 )
 def test_training_is_that_of_the_simulation_to_the_last_bit(options: dict[str, Any]) -> None:
     spec = RunSpec(data="iris", rows=4, hidden=(4,), steps=6, arithmetic="ring", start="zeros", **options)
@@ -124,7 +136,6 @@ def digest(displacement: dict[str, torch.Tensor]) -> str:
     [
         (RunSpec(rows=3, columns=2), 2, "the run has 2 columns"),
         (RunSpec(rows=3, rule="running-norm"), 2, "the rule of the run is running-norm; an audit of a spec needs the"),
-        (RunSpec(rows=3, fresh_origins=True), 2, "the run has fresh_origins, which real participants do not have"),
         (RunSpec(rows=2), 2, "2 of 2 participants are honest"),
         (RunSpec(rows=3), 0, "0 of 3 participants are honest"),
         (RunSpec(rows=200, hidden=(4000,)), 2, "GiB of gradients"),

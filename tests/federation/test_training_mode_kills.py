@@ -81,6 +81,27 @@ def train(peers, steps, pause=0.0):
     return optimizer.displacement(), None
 """
 )
+# The result is the confined model; its origin is another one in each step before.
+FRESH = (
+    COMMON.replace("seed=peers.seed)", "seed=peers.seed, fresh_origins=True)")
+    + """
+
+def train(peers, steps, pause=0.0):
+    model, x, y, optimizer = prepare(peers, lambda params, **more: cgd.ConfinedAdam(params, lr=0.02, **more))
+    for number in optimizer.steps(steps):
+        time.sleep(pause)
+        descend(model, optimizer, x, y)
+        optimizer.eval()
+        assert torch.isfinite(model(x)).all()
+        optimizer.train()
+    optimizer.eval()
+    with torch.no_grad():
+        for each in model.parameters():
+            state = optimizer.state[each]
+            assert torch.equal(each, state["origin"] + state["displacement"])
+    return optimizer.displacement(), None
+"""
+)
 
 
 DELAYED = (
@@ -101,7 +122,9 @@ def train(peers, steps, pause=0.0):
 
 
 @pytest.mark.parametrize("lose_state", [False, True])
-@pytest.mark.parametrize("program", [ROUNDS, BATCHES, DELAYED], ids=["rounds", "batches", "delay"])
+@pytest.mark.parametrize(
+    "program", [ROUNDS, BATCHES, DELAYED, FRESH], ids=["rounds", "batches", "delay", "fresh origins"]
+)
 def test_kills_at_random_moments_do_not_change_the_result(program: str, lose_state: bool, tmp_path: Path) -> None:
     federation = ProcessFederation(tmp_path, NAMES[:3], program=program, steps=STEPS)
     try:

@@ -52,7 +52,7 @@ def test_killed_participant_ends_with_the_same_bits(
         assert federation.results() == expected
 
 
-@pytest.mark.parametrize("mode", ["local momentum"])
+@pytest.mark.parametrize("mode", ["local momentum", "adam, fresh origins"])
 def test_column_killed_between_its_sum_and_everyones_ends_with_the_same_bits(
     mode: str, grid_file: Path, tmp_path: Path
 ) -> None:

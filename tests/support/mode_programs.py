@@ -48,7 +48,7 @@ class ModeTraining:
         x, y = Training()._data(peers.me)
         with cgd.public_seed(7):
             model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-        cgd.confine(model, delta=0.1, seed=peers.seed)
+        cgd.confine(model, delta=0.1, seed=peers.seed, fresh_origins=self.mode.endswith("fresh origins"))
         first, rest = list(model[0].parameters()), list(model[2].parameters())
         groups: list[dict[str, Any]] = [{"params": first, "peers": peers.groups.get("column", peers)}, {"params": rest}]
         build = (OPTIMIZERS | DELAYED)["momentum" if self.mode in SCHEDULERS else self.mode]
@@ -58,6 +58,10 @@ class ModeTraining:
         for step, batch in self._batches(optimizer, x, y, schedulers):
             process.at_step(2 * step)
             take(optimizer, model, batch, step, peers, partial(process.at_step, 2 * step + 1))
+            if self.mode.endswith("fresh origins"):
+                optimizer.eval()
+                model(batch[0])
+                optimizer.train()
             for schedule in schedulers:
                 if isinstance(schedule, ReduceLROnPlateau):  # a loss that all members have, and that never falls
                     schedule.step(float(peers.sum(torch.ones(1))))
@@ -127,12 +131,15 @@ SCHEDULERS: dict[str, Callable[[ConfinedOptimizer], LRScheduler]] = {
     "ReduceLROnPlateau": lambda optimizer: ReduceLROnPlateau(optimizer, patience=1, factor=0.5),
 }
 OPTIMIZERS: dict[str, Callable[..., ConfinedOptimizer]] = {
+    "batches, fresh origins": lambda params, **more: cgd.ConfinedSGD(params, 0.5, momentum=0.5, **more),
     "batches": lambda params, **more: cgd.ConfinedSGD(params, 0.5, momentum=0.5, **more),
     "momentum": lambda params, **more: cgd.ConfinedSGD(params, 0.5, momentum=0.5, **more),
     "nesterov": lambda params, **more: cgd.ConfinedSGD(params, 0.5, momentum=0.5, nesterov=True, **more),
     "amsgrad": lambda params, **more: cgd.ConfinedAdam(params, 0.05, amsgrad=True, max_norm=0.1, **more),
     "AdamW": lambda params, **more: cgd.ConfinedTorchOptimizer(params, torch.optim.AdamW, lr=0.05, **more),
     "ASGD": lambda params, **more: cgd.ConfinedTorchOptimizer(params, torch.optim.ASGD, lr=0.5, t0=2, **more),
+    "adam, fresh origins": lambda params, **more: cgd.ConfinedAdam(params, 0.05, **more),
+    "local momentum, fresh origins": lambda params, **more: cgd.ConfinedSGD(params, 1.0, momentum=0.5, **more),
     "local sgd": lambda params, **more: cgd.ConfinedSGD(params, 1.0, **more),
     "local momentum": lambda params, **more: cgd.ConfinedSGD(params, 1.0, momentum=0.5, **more),
     "local adam": lambda params, **more: cgd.ConfinedAdam(params, 0.05, **more),

@@ -75,6 +75,7 @@ class Scenario:
         start: the public start of all models, flat; zero if None.
         local: the steps that each participant takes alone in a round; one gradient if None.
         prepare: changes the features of a drawn batch, as a training on tables does; unchanged if None.
+        fresh_origins: true if participants compute each gradient at another origin; in confined schemes only.
         clamp: true if participants clip every number of their gradient to the bound, as in a training on tables.
     """
 
@@ -101,6 +102,7 @@ class Scenario:
     local: LocalSteps | None = None
     prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
     clamp: bool = False
+    fresh_origins: bool = False
 
     def rule_of(self, number: int) -> UpdateRule:
         """Return the rule of a round."""

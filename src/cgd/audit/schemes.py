@@ -128,10 +128,14 @@ class _Run:
         shapes = {name: tuple(each.shape) for name, each in self.model.named_parameters()}
         self.dtype = next(self.model.parameters()).dtype
         drawn = {}
+        self.fresh: dict[str, Origin] = {}
         for place, name in enumerate(scenario.data):
             number = place if is_confined(scheme) else 0  # in FedSGD all participants start from the same model
             delta, seed = scenario.origin_of(number)
-            drawn[name] = flat(dict(Origin(delta, shapes, seed).draw()))
+            origin = Origin(delta, shapes, seed)
+            drawn[name] = flat(dict(origin.draw()))
+            if scenario.fresh_origins and is_confined(scheme):
+                self.fresh[name] = origin
         size = next(iter(drawn.values())).numel()
         self.start = torch.zeros(size, dtype=self.dtype) if scenario.start is None else scenario.start.to(self.dtype)
         self.origins = {name: each.to(self.dtype) for name, each in drawn.items()}
@@ -253,9 +257,16 @@ class _Run:
         count, draws = len(self.scenario.data[name][1]), self.scenario.draws
         return [torch.arange(count)] if draws is None or self.settings is not None else draws(name, number, count)
 
+    def _weights(self, name: str, number: int, displacement: torch.Tensor) -> torch.Tensor:
+        """Return the weights at which a participant computes the gradient of a round."""
+        if name not in self.fresh:
+            return self.initial[name] + displacement
+        drawn = flat(dict(self.fresh[name].of_step(number).draw()))
+        return (self.start + drawn).to(self.dtype) + displacement
+
     def _gradient(self, name: str, number: int, displacement: torch.Tensor) -> torch.Tensor:
         """Return the mean gradient of a participant's samples, or its update by local steps."""
-        weights = self.initial[name] + displacement
+        weights = self._weights(name, number, displacement)
 
         def gradient_at(weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             def value(given: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -281,7 +292,7 @@ class _Run:
         If a colluder uses some of its samples only, they count as if they were all of them, which nobody can see.
         """
         x, y = self._batch(name, number)
-        vector_to_parameters(self.initial[name] + displacement, self.model.parameters())
+        vector_to_parameters(self._weights(name, number, displacement), self.model.parameters())
         self.model.zero_grad()
         if self.scenario.weights is not None:
             chosen = self._chosen(name, number)

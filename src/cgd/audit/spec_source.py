@@ -183,6 +183,7 @@ def observed(
         origins={name: (_delta(spec, cell), seeds[name]) for cell, name in names.items()},
         draws=None if spec.work.is_full_gradient else draws,
         local=None if spec.local is None else LocalSteps(spec.local.lr, spec.local.momentum),
+        fresh_origins=spec.fresh_origins,
     )
     try:
         view, truth = observe(scenario, scheme)
@@ -222,8 +223,6 @@ def check(spec: RunSpec, rounds: int, honest: int = 2, data_dir: Path | None = N
             f"the run has {spec.columns} columns; an audit of a spec needs columns = 1, and "
             "`cgd audit --only joint` measures what `joint` columns reveal"
         )
-    if spec.fresh_origins:
-        raise InputError("the run has fresh_origins, which real participants do not have; audit it without them")
     if spec.rule != "sgd":
         raise InputError(f"the rule of the run is {spec.rule}; an audit of a spec needs the rule sgd")
     if spec.rows > MAX_PARTICIPANTS:

@@ -203,7 +203,9 @@ class Federation:
         }
         if self.data is not None:
             sections["data"] = digest(self.data.as_stored())
-        for name, section in (("hub", self.hub), ("model", self.model), ("privacy", self.privacy)):
+        if self.model is not None:
+            sections["model"] = digest(self.model.as_stored())
+        for name, section in (("hub", self.hub), ("privacy", self.privacy)):
             if section is not None:
                 sections[name] = digest(asdict(section))
         return sections

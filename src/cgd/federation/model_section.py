@@ -5,12 +5,13 @@ kind = "mlp"          # or "linear", "logistic"; or function = "module:function"
 layers = [64, 32]
 activation = "relu"
 start = 0             # the public seed of the start that all networks have in common, or "zeros"
+fresh_origins = false # another origin in each step
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from cgd.errors import InputError
@@ -36,6 +37,7 @@ class Model:
         start: the public seed from which the common start of all networks is drawn, to which every participant adds its
             origin; "zeros" for origins around zero, as in the paper. By default 0, and "zeros" for a linear or logistic
             model, which has no hidden units that must differ.
+        fresh_origins: True to compute the gradient of each step at another origin, see `cgd.confine`.
     """
 
     kind: ModelKind = "mlp"
@@ -44,6 +46,7 @@ class Model:
     function: str = ""
     delta: float = 0.02
     start: int | Literal["zeros"] | None = None
+    fresh_origins: bool = False
 
     def __post_init__(self) -> None:
         if self.function and self.kind == "mlp" and not self.layers:
@@ -51,6 +54,7 @@ class Model:
         check_choice("kind", self.kind, ModelKind)
         check_choice("activation", self.activation, Activation)
         typed("function", self.function, str)
+        typed("fresh_origins", self.fresh_origins, bool)
         object.__setattr__(self, "delta", typed("delta", self.delta, float))
         object.__setattr__(self, "layers", _widths(self.layers))
         if not 0 < self.delta < math.inf:
@@ -73,6 +77,13 @@ class Model:
             raise InputError("layers is empty; give the widths of the hidden layers, such as layers = [64, 32]")
         if self.kind != "mlp" and self.layers:
             raise InputError(f"a {self.kind} model has no hidden layers; remove layers, or write kind = 'mlp'")
+
+    def as_stored(self) -> dict[str, Any]:
+        """Return the fields as stored in files; without those that earlier versions did not have, by default."""
+        stored = asdict(self)
+        if not self.fresh_origins:
+            del stored["fresh_origins"]
+        return stored
 
 
 def parse_model(table: Any) -> Model:

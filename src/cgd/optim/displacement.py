@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError, RangeError
+from cgd.optim import fresh_origins
 from cgd.optim.flat_vectors import working_dtype
 from cgd.optim.public_start import DIGEST_BYTES, forget_written, start_of
 
@@ -40,7 +41,7 @@ RULE_STATES = (
     frozenset({"mean", "square", "powers"}),
     frozenset({"mean", "square", "largest", "powers"}),
 )
-PRIVATE_STATES = ("origin", "start")
+PRIVATE_STATES = ("origin", "start", fresh_origins.STEP_ORIGIN)
 """The keys of a parameter's state that members do not store: its value before the first step, and a digest."""
 # A context has at most 255 bytes, of which the digest takes 64.
 MAX_OPTIONS_CHARACTERS = 115
@@ -230,15 +231,42 @@ class AdamRule:
 
 
 def initial_state(parameter: torch.Tensor) -> ParameterState:
-    """Return the state of a parameter before its first step: its value becomes the origin, start included."""
+    """Return the state of a parameter before its first step: its value becomes the origin, start included.
+
+    With fresh origins, the origin is that of the confined model, and the value that of the first step.
+    """
     origin = parameter.detach().to(working_dtype(parameter), copy=True)
-    return {"origin": origin, "start": start_of(parameter), "displacement": torch.zeros_like(origin)}
+    state = {"origin": origin, "start": start_of(parameter), "displacement": torch.zeros_like(origin)}
+    if fresh_origins.is_fresh(parameter):
+        state |= {"origin": fresh_origins.draw(parameter), fresh_origins.STEP_ORIGIN: origin}
+    return state
+
+
+def place_for_step(parameter: torch.Tensor, state: ParameterState, step: int) -> None:
+    """Set a parameter to the weights at which the gradient of a step is computed."""
+    if fresh_origins.STEP_ORIGIN in state:
+        state[fresh_origins.STEP_ORIGIN] = fresh_origins.draw(parameter, step)
+    place(parameter, fresh_origins.training_origin(state), state["displacement"])
 
 
 def place(parameter: torch.Tensor, origin: torch.Tensor, displacement: torch.Tensor) -> None:
     """Set a parameter to origin + displacement. No other code of a training writes private weights."""
     parameter.copy_(origin + displacement)
     forget_written(parameter)
+
+
+@torch.no_grad()
+def place_weights(
+    parameters: Sequence[torch.Tensor], states: Mapping[torch.Tensor, ParameterState], *, evaluating: bool
+) -> None:
+    """Set parameters to the weights of the next step, or with `evaluating` to the confined model."""
+    for parameter in parameters:
+        if parameter in states:
+            state = states[parameter]
+            origin = state["origin"] if evaluating else fresh_origins.training_origin(state)
+            place(parameter, origin, state["displacement"])
+        else:  # before the first step
+            parameter.copy_(fresh_origins.draw(parameter, None if evaluating else 0))
 
 
 def reject_weight_decay(weight_decay: float) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     ParameterState = dict[str, Any]
 
 CPU = torch.device("cpu")
+_ORIGINS = ("origin", "step_origin")  # of a parameter's state; private
 
 
 def working_dtype(parameter: torch.Tensor) -> torch.dtype:
@@ -110,7 +111,7 @@ def common_states_on_cpu(
 ) -> dict[torch.Tensor, ParameterState]:
     """Return the states of these parameters without the origins, on the CPU; one transfer for each device and type."""
     found = {
-        parameter: {key: value for key, value in states[parameter].items() if key != "origin"}
+        parameter: {key: value for key, value in states[parameter].items() if key not in _ORIGINS}
         for parameter in parameters
         if parameter in states
     }

@@ -86,6 +86,7 @@ class LocalSteps:
         with abort_on_error(peers for peers, _ in optimizer.groups_by_peers()):
             parameters = trainable(*optimizer.param_groups)
             self._check(parameters)
+            optimizer.check_mode()
             optimizer.step_input.check_outside_local_steps()
             optimizer.steps_taken()  # moves a restarted member to the newest displacement
             check_unwritten(optimizer.param_groups, optimizer.state)

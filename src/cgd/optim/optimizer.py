@@ -19,7 +19,8 @@ from cgd.errors import InputError, MembersChangedError
 from cgd.optim import program_checks, recovery, running_statistics, sample_count, saved_state, untrained_values
 from cgd.optim.clipping import check_max_norm
 from cgd.optim.delayed_steps import DelayedSteps, check_delay
-from cgd.optim.displacement import initial_state, place, reject_weight_decay, trainable
+from cgd.optim.displacement import initial_state, place_for_step, reject_weight_decay, trainable
+from cgd.optim.evaluation_mode import EvaluationMode
 from cgd.optim.flat_vectors import flatten_displacements
 from cgd.optim.local_steps import LocalSteps
 from cgd.optim.lr_scheduler import catch_up
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from cgd.peers import Peers
 
 
-class ConfinedOptimizer(torch.optim.Optimizer, ABC):
+class ConfinedOptimizer(EvaluationMode, ABC):
     """Base class of confined optimisers; a subclass chooses the rule that moves the displacement.
 
     The origin of a parameter is its value at its first step. After that its value is origin + displacement, and a
@@ -145,6 +146,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 with torch.enable_grad():
                     loss = closure()
             self.step_input.check_outside_local_steps()
+            self.check_mode()
             rules = self._rules()
             self._load_states()
             program_checks.check_unwritten(self.param_groups, self.state)
@@ -152,6 +154,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             untrained_values.check(trainable(*self.param_groups))
             while pending:
                 peers, groups = pending.pop(0)
+                program_checks.check_delay_possible(self.delay, self.peers, peers, trainable(*groups))
                 if self.delay:
                     self.replayed = self._delayed.enter(groups, rules)
                 else:
@@ -283,10 +286,8 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
             group.update({key: group.get(key, default) for key, default in self.LATER_OPTIONS.items()})
         self._opened.clear()
         self._ranks.forget()
-        with torch.no_grad():
-            for state, parameter in pairs:  # torch has cast it to the parameter's type, which may be less precise
-                own = self.state[parameter] = saved_state.copy(state, parameter.device)
-                place(parameter, own["origin"], own["displacement"])
+        self._evaluating = False
+        saved_state.restore(self.state, pairs)
         self._delayed.load(self.param_groups[0]["steps"], [], self.param_groups[0])
 
     def __getstate__(self) -> NoReturn:
@@ -351,10 +352,11 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         return {each: rule for group, rule in zip(self.param_groups, rules, strict=True) for each in trainable(group)}
 
     def _move(self, gradient_sums: dict[torch.Tensor, torch.Tensor], rules: dict[torch.Tensor, UpdateRule]) -> None:
+        following = self._steps_made() + 1
         for parameter, gradient_sum in gradient_sums.items():
             state = self._state_of(parameter)
             rules[parameter].move(state["displacement"], gradient_sum, state)
-            place(parameter, state["origin"], state["displacement"])
+            place_for_step(parameter, state, following)
 
     def _save(self) -> None:
         """Store the state with the members; with a delay, the one of the oldest step that may be unfinished."""
@@ -379,6 +381,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
         if stored is None or stored.steps <= groups[0]["steps"]:
             return int(groups[0]["steps"])
         parameters = trainable(*groups)
+        self.check_mode()
         warn_if_unconfined([each for each in parameters if each not in self.state], stacklevel=8)
         program_checks.check_unwritten(groups, self.state)
         states = {parameter: self._state_of(parameter) for parameter in parameters}
@@ -393,7 +396,7 @@ class ConfinedOptimizer(torch.optim.Optimizer, ABC):
                 self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=1)
         with torch.no_grad():
             for parameter in parameters:
-                place(parameter, states[parameter]["origin"], states[parameter]["displacement"])
+                place_for_step(parameter, states[parameter], stored.steps)
         for group in groups:
             group.update(samples=samples, members=list(peers.members), **counted)
         self._weighted_sums.forget_weight(peers)  # the members may have forged the count

@@ -12,7 +12,7 @@ import json
 import math
 import secrets
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from cgd.errors import InputError, UnconfinedWarning
 from cgd.files import PRIVATE, write_file
-from cgd.optim import privacy_warnings, running_statistics, untrained_values
+from cgd.optim import fresh_origins, privacy_warnings, running_statistics, untrained_values
 from cgd.optim.normal import standard_normal
 from cgd.optim.public_start import (
     CONFINED,
@@ -34,6 +34,7 @@ from cgd.optim.public_start import (
     remember_written,
     start_digest,
 )
+from cgd.optim.vertical import is_joint
 
 if TYPE_CHECKING:
     import os
@@ -57,6 +58,7 @@ class Origin:
         seed: 32 secret bytes, not shown by `repr`.
         rand: the distribution Rand of the paper, if it is not N(0, 1).
         start: digest of the public start that the origin is added to; "zeros" if that is zero, as in the paper.
+        fresh: True if the model is trained at another origin in each step, see `of_step`.
     """
 
     delta: float
@@ -64,6 +66,12 @@ class Origin:
     seed: bytes = field(repr=False)
     rand: Rand | None = field(default=None, repr=False)
     start: str = field(default=ZEROS, repr=False)
+    fresh: bool = field(default=False, repr=False)
+
+    def of_step(self, step: int) -> Origin:
+        """Return the origin at which a model with fresh origins computes the gradient of a step."""
+        seed = hmac.digest(self.seed, f"cgd origin of step {step}".encode(), "sha256")
+        return replace(self, seed=seed, fresh=False)
 
     def key(self, name: str) -> bytes:
         """Return the key from which a parameter is drawn.
@@ -87,7 +95,7 @@ class Origin:
     def apply(self, model: torch.nn.Module) -> None:
         """Add this origin to the model's parameters, which must have the values of the start.
 
-        If the start is zero, set the parameters to the origin.
+        If the start is zero, set the parameters to the origin. With fresh origins it is that of the first step.
 
         Raises:
             InputError: the trainable parameters of the model are not those of the origin, their values are not the
@@ -95,6 +103,11 @@ class Origin:
         """
         running_statistics.check_model(model)
         parameters = _trainable(model)
+        if self.fresh and any(map(is_joint, parameters.values())):
+            raise InputError(
+                "the model has a JointFirstLayer, and what fresh origins would tell its row has not been examined; "
+                "confine it with constant origins, or train towers"
+            )
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         if shapes != self.shapes:
             wrong = sorted(name for name in shapes.keys() | self.shapes if shapes.get(name) != self.shapes.get(name))
@@ -113,8 +126,12 @@ class Origin:
                 "same cgd.public_seed or the same pretrained weights, and do not train or confine it before"
             )
         mark_confined(model, parameters.values())
+        if self.fresh:
+            starts = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+            fresh_origins.watch(self, starts, parameters)
+        first = self.of_step(0) if self.fresh else self
         with torch.no_grad():
-            for name, numbers in self.draw():
+            for name, numbers in first.draw():
                 parameter = parameters[name]
                 parameter.copy_(parameter.double().cpu() + numbers)
         remember_written(parameters.values())
@@ -135,6 +152,7 @@ class Origin:
             "seed": self.seed.hex(),
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             **({} if self.start == ZEROS else {"start": self.start}),
+            **({"fresh": True} if self.fresh else {}),
         }
         try:
             write_file(Path(path), json.dumps(content, indent=1), mode=PRIVATE, new=True)
@@ -157,7 +175,10 @@ class Origin:
             custom = content["rand"] != "normal"
             shapes = {str(name): tuple(int(size) for size in shape) for name, shape in content["shapes"].items()}
             seed = _check_seed(bytes.fromhex(content["seed"]))
-            origin = cls(check_delta(content["delta"]), shapes, seed, rand, str(content.get("start", ZEROS)))
+            start, fresh = str(content.get("start", ZEROS)), content.get("fresh", False)
+            if not isinstance(fresh, bool):
+                raise TypeError(f"fresh is {fresh!r}, not true or false")
+            origin = cls(check_delta(content["delta"]), shapes, seed, rand, start, fresh)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path} is not an origin that cgd saved: {error}") from None
         if custom != (rand is not None):
@@ -184,6 +205,7 @@ def confine(
     *,
     start: Start = "model",
     rand: Rand | None = None,
+    fresh_origins: bool = False,
 ) -> Origin:
     """Give the model a private origin: add numbers drawn from N(0, δ²) to every trainable parameter.
 
@@ -200,6 +222,9 @@ def confine(
         seed: 32 secret bytes; by default a new seed from the operating system. Store it with `Origin.save`.
         start: "model", or "zeros" to set all trainable parameters to zero first, as in the paper.
         rand: a distribution other than N(0, 1), as a function `rand(shape, generator)`; also scaled by `delta`.
+        fresh_origins: True to compute the gradient of each step at another origin, for participants with different
+            classes; the same at all members. Use the confined model after `optimizer.eval()` only; see
+            `cgd.optim.fresh_origins`.
 
     Returns:
         The origin, which can be saved and drawn again.
@@ -223,6 +248,8 @@ def confine(
         True
     """
     check_start(start)
+    if not isinstance(fresh_origins, bool):
+        raise InputError(f"fresh_origins is {fresh_origins!r}; it must be True or False")
     parameters = _trainable(model)
     if not parameters:
         raise InputError("the model has no trainable parameter; set requires_grad on the parameters to train")
@@ -244,7 +271,8 @@ def confine(
             raise InputError(f"{name} has values that are not finite, and they would be the public start; load others")
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     seed = secrets.token_bytes(SEED_BYTES) if seed is None else _check_seed(seed)
-    origin = Origin(check_delta(delta), shapes, seed, rand, ZEROS if start == ZEROS else start_digest(parameters))
+    digest = ZEROS if start == ZEROS else start_digest(parameters)
+    origin = Origin(check_delta(delta), shapes, seed, rand, digest, fresh_origins)
     origin.apply(model)
     return origin
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -12,7 +13,8 @@ import torch
 from cgd.errors import InputError, PeerLeftError, RemoteProtocolError, SettingsError
 from cgd.optim.displacement import parameter_name, trainable
 from cgd.optim.flat_vectors import join
-from cgd.optim.public_start import SHARDED, is_as_written, is_sharded
+from cgd.optim.fresh_origins import DESCRIPTION, is_fresh, training_origin
+from cgd.optim.public_start import SHARDED, is_as_written, is_sharded, was_moved
 from cgd.optim.vertical import is_joint
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def check_delay_possible(delay: int, peers: Peers, own: Peers, parameters: Itera
     """Check, if there is a delay, that the sums of a parameter group can be delayed.
 
     Raises:
-        InputError: they cannot, because the participants form a grid, or this one is a job of several ranks.
+        InputError: they cannot, because of a grid, fresh origins, or several ranks.
     """
     if not delay:
         return
@@ -74,7 +76,13 @@ def check_delay_possible(delay: int, peers: Peers, own: Peers, parameters: Itera
             f"delay is {delay}, and this participant is a job of {own.ranks.size} ranks, which make all sums together: "
             "a sum cannot go on while they compute. Train without a delay, or with one process"
         )
-    if any(is_joint(each[1] if isinstance(each, tuple) else each) for each in parameters):
+    tensors = [each[1] if isinstance(each, tuple) else each for each in parameters]
+    if any(map(is_fresh, tensors)):
+        raise InputError(
+            f"delay is {delay}, and the model has fresh origins: a gradient would be that of a step before, at the "
+            "origin of another one. Train without a delay, or with constant origins"
+        )
+    if any(map(is_joint, tensors)):
         raise InputError(
             f"delay is {delay}, and the model has a JointFirstLayer: its row sums the activations of the present "
             "weights in every forward pass, and the pass cannot go on without that sum. Train without a delay"
@@ -86,35 +94,50 @@ def check_delay_possible(delay: int, peers: Peers, own: Peers, parameters: Itera
         )
 
 
-def check_unwritten(groups: Sequence[dict[str, Any]], states: Mapping[torch.Tensor, dict[str, Any]]) -> None:
+def check_unwritten(
+    groups: Sequence[dict[str, Any]], states: Mapping[torch.Tensor, dict[str, Any]], *, evaluating: bool = False
+) -> None:
     """Check that the weights are those of the last step, origin + displacement; before the first, those of `confine`.
+
+    With `evaluating`, check that they are those of the confined model, which matters with fresh origins.
 
     Raises:
         InputError: the program has written into a parameter since then.
     """
     for number, parameter in enumerate(trainable(*groups)):
-        if parameter not in states and not is_as_written(parameter):
+        if parameter not in states and not evaluating and not is_as_written(parameter):
             raise InputError(
                 f"the program has written into parameter {parameter_name(parameter, groups, number)} since "
                 "cgd.confine: its weights are no longer start + origin, so the private origin would be lost. Load or "
                 "initialise weights before cgd.confine; to continue a training, use optimizer.load_state_dict"
             )
+        if parameter not in states and is_fresh(parameter) and was_moved(parameter):
+            raise InputError(
+                f"parameter {parameter_name(parameter, groups, number)} has fresh origins, and another optimiser has "
+                "moved it: continue with that one, or load its state_dict() into this one"
+            )
     parameters = [parameter for parameter in trainable(*groups) if parameter in states]
     if not parameters:
         return
-    changed = join([(each != _placed(each, states[each])).any() for each in parameters]).tolist()
+    placed_now = partial(_placed, states=states, evaluating=evaluating)
+    changed = join([(each != placed_now(each)).any() for each in parameters]).tolist()
     for number, parameter in enumerate(parameters):
         if not changed[number]:
             continue
-        placed = _placed(parameter, states[parameter])
+        placed = placed_now(parameter)
         written = (parameter != placed) & ~(parameter.isnan() & placed.isnan())  # a diverging model may have NaN
         if count := int(written.sum()):
             raise _written_error(parameter_name(parameter, groups, number), count, parameter.numel())
 
 
-def _placed(parameter: torch.Tensor, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return what the last step wrote into a parameter."""
-    return (state["origin"] + state["displacement"]).to(parameter.dtype)
+def _placed(
+    parameter: torch.Tensor, states: Mapping[torch.Tensor, dict[str, Any]], *, evaluating: bool
+) -> torch.Tensor:
+    """Return what the last step, or `eval`, wrote into a parameter."""
+    state = states[parameter]
+    origin = state["origin"] if evaluating else training_origin(state)
+    placed: torch.Tensor = (origin + state["displacement"]).to(parameter.dtype)
+    return placed
 
 
 def _written_error(name: str, count: int, total: int) -> InputError:
@@ -209,6 +232,8 @@ def _hint(error: RemoteProtocolError) -> str:
             "Build the same model at all members, inside cgd.public_seed with the same number, or load the same "
             "pretrained weights, before cgd.confine"
         )
+    if (DESCRIPTION in its) != (DESCRIPTION in usual):
+        return "Use fresh_origins=True of cgd.confine at all members, or at none"
     if (" of updates" in its) != (" of updates" in usual):
         return "Use local_steps() at all members in the same rounds, or at none"
     if _RATES.findall(its) != _RATES.findall(usual):

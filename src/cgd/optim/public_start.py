@@ -202,6 +202,11 @@ def is_as_written(parameter: torch.Tensor) -> bool:
     return digests is None or has_values(parameter, digests)
 
 
+def was_moved(parameter: torch.Tensor) -> bool:
+    """Return whether a step has moved a parameter, given that it has a private origin."""
+    return _WRITTEN not in parameter.__dict__
+
+
 def start_of(parameter: torch.Tensor) -> torch.Tensor:
     """Return the digests of a parameter with a private origin, as a tensor; empty without an origin."""
     return torch.tensor(list(getattr(parameter, CONFINED, b"")), dtype=torch.uint8)

@@ -332,7 +332,11 @@ class BestCheckpoint:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Set the model to the checkpoint. The optimiser does not change: call it after the last step."""
+        """Set the model to the checkpoint. The optimiser does not change: call it after the last step.
+
+        With fresh origins, the optimiser is in evaluation mode afterwards.
+        """
+        self._optimizer.eval()
         for parameter, displacement in self._displacements.items():
             place(parameter, self._optimizer.state[parameter]["origin"], displacement)
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgd.errors import InputError
+from cgd.optim import fresh_origins
+from cgd.optim.displacement import place_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Set
+    from collections.abc import Mapping, MutableMapping, Sequence, Set
 
     Pairs = list[tuple[dict[str, Any], torch.Tensor]]
 
@@ -19,7 +21,8 @@ def match(state_dict: Mapping[str, Any], groups: Sequence[dict[str, Any]], neede
     """Return each saved state with the parameter of these groups that it belongs to.
 
     Raises:
-        InputError: the state is not that of this kind of optimiser with the options `needed`, or of another model.
+        InputError: the state is not that of this kind of optimiser with the options `needed`, or of another model, or
+            of other origins than those of a model with fresh origins.
     """
     for group in state_dict["param_groups"]:
         if missing := needed - group.keys():
@@ -37,7 +40,15 @@ def match(state_dict: Mapping[str, Any], groups: Sequence[dict[str, Any]], neede
                 f"the state does not fit a parameter of shape {tuple(parameter.shape)}; "
                 "load the state of a confined optimiser over the same model"
             )
+        fresh_origins.check_state(parameter, state)
     return pairs
+
+
+def restore(states: MutableMapping[torch.Tensor, dict[str, Any]], pairs: Pairs) -> None:
+    """Set these parameters to their saved states: torch has cast those to the parameters' types, less precise ones."""
+    for state, parameter in pairs:
+        states[parameter] = copy(state, parameter.device)
+    place_weights([parameter for _, parameter in pairs], states, evaluating=False)
 
 
 def copy(state: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

@@ -62,7 +62,8 @@ class StepInput:
         """
         if self.local_steps is not None and self.updates is None:
             raise InputError(
-                "a step of the confined optimiser was requested inside local_steps(); step the local optimiser there"
+                "a step or mode of the confined optimiser was requested inside local_steps(); step the local optimiser "
+                "there"
             )
 
     def check_pass(self, number: int, taken: int) -> None:

@@ -11,6 +11,7 @@ from cgd.optim import program_checks, sample_count
 from cgd.optim.clipping import clip_to_norm
 from cgd.optim.displacement import step_context, trainable
 from cgd.optim.flat_vectors import common_states_on_cpu, split_sum
+from cgd.optim.fresh_origins import describe
 from cgd.optim.origin import warn_if_unconfined
 from cgd.optim.sample_count import abort_on_error
 
@@ -106,7 +107,7 @@ class StepSums:
         )
 
     def _context(self, groups: list[dict[str, Any]]) -> StepContext:
-        optimizer, kind = self._optimizer, self._kind
+        optimizer, kind = self._optimizer, self._kind + describe(trainable(*groups))
         if optimizer.privacy is not None:
             kind += f" for {optimizer.privacy.settings.describe()},"
         kind += optimizer.step_input.describe() + (f" clipped to {optimizer.max_norm}" if optimizer.max_norm else "")

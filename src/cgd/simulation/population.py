@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -241,8 +241,7 @@ class Participants:
         origin = self.origin(cell)
         if not self.fresh_origins:
             return origin
-        seed = hmac.digest(participant_seed(self.seed, cell), f"cgd origin of step {step}".encode(), "sha256")
-        return replace(origin, seed=seed)
+        return origin.of_step(step)
 
     def draw_origin(self, cell: Cell, step: int) -> dict[str, torch.Tensor]:
         """Draw the participant's origin in a step, added to the start, in the dtype of the model."""

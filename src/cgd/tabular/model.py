@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -209,7 +209,7 @@ class ConfinedModel:
             "columns": [each.name for each in self.columns],
             "towers": self.towers,
             "data": self.data.as_stored(),
-            "model": asdict(self.model),
+            "model": self.model.as_stored(),
             "preparation": self.preprocessing.to_dict(),
             "weights": {"file": WEIGHTS_FILE, "sha256": hashlib.sha256(weights).hexdigest()},
         }
@@ -286,7 +286,8 @@ def _check_document(document: _Document, folder: Path) -> tuple[Data, Model, Pre
     """Return the parts of the document, after checking that they are consistent."""
     try:
         data = convert_complete({**OPTIONAL, **document.data}, Data, "data")
-        model = convert_complete({"start": "zeros", **document.model}, Model, "model")  # older files have no start
+        added = {"start": "zeros", "fresh_origins": False}  # which older files do not have
+        model = convert_complete({**added, **document.model}, Model, "model")
         preprocessing = Preprocessing.from_dict(document.preparation)
         columns = tuple(each for each in data.columns if each.name in document.columns)
         types = ["number" if isinstance(each, NumberStats) else "category" for each in preprocessing.columns]

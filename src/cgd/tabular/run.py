@@ -320,7 +320,7 @@ class TabularRun:
             "federation": federation_info(self.federation, self.participant),
             "training": {**training.as_stored(), "delta": delta},
             "data": settings.data.as_stored(),
-            "model": {**asdict(settings.model), "parameters": parameters},
+            "model": {**settings.model.as_stored(), "parameters": parameters},
             "records": {
                 "file": self.file,
                 "used": self.records.rows,

@@ -144,7 +144,7 @@ class TraceWriter:
         content = {
             "version": cgd.__version__,
             "members": list(peers.members),
-            "model": asdict(settings.model),
+            "model": settings.model.as_stored(),
             "features": len(preprocessing.features),
             "outputs": preprocessing.outputs,
             "task": settings.data.task,
@@ -331,12 +331,16 @@ def check_recordable(settings: TabularSettings) -> None:
     """Raise InputError for a run of which no trace can be recorded.
 
     Raises:
-        InputError: the table is partitioned by columns.
+        InputError: the table is partitioned by columns, or origins change.
     """
     if settings.vertical:
         raise InputError(
             f"the table is partitioned into {settings.columns} grid columns, and traces of row and column sums are not "
             "supported yet; join without --record"
+        )
+    if settings.model.fresh_origins:
+        raise InputError(
+            "[model] has fresh_origins, and traces of origins that change are not supported yet; join without --record"
         )
 
 

@@ -240,7 +240,8 @@ def build_confined(
     model = settings.model
     network = build_start(model, len(preprocessing.features), preprocessing.outputs, vertical=settings.vertical)
     kind: Start = "zeros" if model.start == "zeros" else "model"
-    return network, confine(network, delta=model.delta if delta is None else delta, seed=seed, start=kind)
+    own = model.delta if delta is None else delta
+    return network, confine(network, delta=own, seed=seed, start=kind, fresh_origins=model.fresh_origins)
 
 
 def validation_mask(settings: TabularSettings, records: TabularDataset, seed: bytes) -> npt.NDArray[np.bool_]:

@@ -188,6 +188,7 @@ class TrainingLoop:
         self.optimizer.drain()  # after an early stop; all members have the same state at the end
         if replaying:
             caught_up(self.step)
+        self.optimizer.eval()
         if self.best.steps:
             self.best.restore()
 
@@ -211,9 +212,9 @@ class TrainingLoop:
             function = f", function {model.function!r}" if model.function else ""
             raise InputError(
                 f"this training was begun with another network than that of [model], whose kind is {model.kind!r}, "
-                f"activation {model.activation!r}{function} and start {model.start!r}: the result would be a model "
-                "that nobody trained. Restore [model] at all members; or start a new training under another name of "
-                "the federation"
+                f"activation {model.activation!r}{function}, start {model.start!r} and fresh_origins "
+                f"{model.fresh_origins}: the result would be a model that nobody trained. Restore [model] at all "
+                "members; or start a new training under another name of the federation"
             )
 
     def _save_network(self) -> None:
@@ -312,7 +313,9 @@ class TrainingLoop:
         self.peers.queue.wait()
         new = new or not self.peers.recovery.is_replay()
         if new and len(self.validation):
+            self.optimizer.eval()
             outputs = forward(self.network.eval(), self.validation.x)
+            self.optimizer.train()
             losses, score = self.validation.losses(outputs).double(), self.validation.score(outputs)
         mean = self._open_loss(losses)
         if mean is not None and mean < self._lowest_loss * (1 - MIN_IMPROVEMENT):
@@ -344,11 +347,13 @@ class TrainingLoop:
 def _network_digest(model: Model, delta: float | None = None) -> bytes:
     """Return a digest of what the shapes of a network do not show, with our δ if it is given.
 
-    The start is part of it only if it is not the default, as before there was a choice.
+    The start and fresh origins are part of it only if they are not the default, as before there was a choice.
     """
     parts = [model.kind, model.activation, model.function, *(() if delta is None else (delta,))]
     if model.start != replace(model, start=None).start:
         parts.append(model.start)
+    if model.fresh_origins:
+        parts.append("fresh origins")
     return hashlib.sha256(repr(tuple(parts)).encode()).digest()
 
 
