@@ -159,7 +159,8 @@ def run_loop(
             check_finite(loss, number)
             history.training_loss.append(loss)
             end_step(number + 1)
-            if time.monotonic() - last_saved > CHECKPOINT_INTERVAL_SECONDS and number + 1 < steps:
+            drained = drain is not None and number + 1 == steps  # `end_step` has saved the state before
+            if time.monotonic() - last_saved > CHECKPOINT_INTERVAL_SECONDS and not drained:
                 save()
                 last_saved = time.monotonic()
             on_step(number + 1, history)
