@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import cgd
 from cgd import Cell, ConfinedAdam, ConfinedSGD, ConfinedTorchOptimizer, Grid, InputError, Skew, simulate
-from cgd.optim import recovery
+from cgd.optim import fresh_origins, recovery
 from cgd.optim.origin import Origin
 from cgd.simulation.population import participant_seed
 from support.networks import CLASSES, FEATURES, blocks, fully_connected, samples
@@ -169,8 +169,7 @@ def test_written_weights_are_noticed_in_both_modes(evaluating: bool, steps: int)
         with pytest.raises(InputError, match="has written into parameter 0.weight|has written into parameter number 0"):
             (optimizer.train if evaluating else optimizer.eval)()
 
-    if not (evaluating and not steps):  # before the first step, the weights of `eval` are put back
-        run(work)
+    run(work)
 
 
 def test_members_with_other_origins_are_told() -> None:
@@ -392,3 +391,51 @@ def test_delay_is_refused(first: str) -> None:
 
     with cgd.local_peers(3) as members:
         members.run(member)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_gradient_of_the_confined_model_is_not_entered(steps: int) -> None:
+    x, y = samples(20)
+
+    def work(peers: Peers, place: int, optimizer: ConfinedOptimizer, model: nn.Module) -> None:
+        for _ in range(steps):
+            descend(optimizer, model, x, y)
+        optimizer.eval()
+        functional.cross_entropy(model(x), y).backward()
+        with pytest.raises(InputError, match=r"a gradient was computed between optimizer.eval\(\) and"):
+            optimizer.train()
+        optimizer.zero_grad()
+        optimizer.train()
+        descend(optimizer, model, x, y)
+
+    run(work)
+
+
+def test_model_frozen_before_eval_is_not_left_at_the_weights_of_a_step() -> None:
+    x, y = samples(20)
+
+    def work(peers: Peers, place: int, optimizer: ConfinedOptimizer, model: nn.Module) -> None:
+        descend(optimizer, model, x, y)
+        model.requires_grad_(False)
+        with pytest.raises(InputError, match="with fresh origins was frozen after"):
+            optimizer.eval()
+
+    run(work)
+
+
+def test_group_that_is_added_later_has_the_origin_that_a_restart_gives_it() -> None:
+    """Its own sum has other step numbers than that of the first group."""
+    x, y = samples(20)
+
+    def member(peers: Peers, others: Peers) -> None:
+        model = confined(peers.seed)
+        first, *rest = list(model.parameters())
+        optimizer = ConfinedSGD(rest, lr=0.1, peers=peers, samples=20)
+        descend(optimizer, model, x, y)
+        optimizer.add_param_group({"params": [first], "peers": others})
+        descend(optimizer, model, x, y)
+        for parameter, step in ((first, 1), (rest[-1], 2)):
+            assert torch.equal(optimizer.state[parameter]["step_origin"], fresh_origins.draw(parameter, step))
+
+    with cgd.local_peers(3) as members, cgd.local_peers(3) as others:
+        members.run(member, list(others))

@@ -140,7 +140,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         ("local_epochs", replace(private.training, local_epochs=3)),
     ):
         with pytest.raises(InputError, match=rf"{name} is 3, and there is a \[privacy\].*; remove {name}, or"):
-            changed.check_use(private=True, vertical=False, grid=False)
+            changed.check_use(private=True, vertical=False, grid=False, fresh=False)
     names = [f"p{row}{column}" for row in range(3) for column in range(3)]
     cells = [cgd.Cell(row, column) for row in range(3) for column in range(3)]
     with pytest.raises(InputError, match="batches is 4, and the participants hold different columns"):

@@ -109,6 +109,7 @@ class Federation:
                 private=self.privacy is not None,
                 vertical=self.grid is not None and self.grid.columns > 1,
                 grid=self.grid is not None,
+                fresh=self.model is not None and self.model.fresh_origins,
             )
         if self.privacy is not None:
             with at("[privacy] "):

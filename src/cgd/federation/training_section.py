@@ -105,13 +105,14 @@ class Training:
         """The settings of a sum."""
         return SumSettings(self.bound, self.ring_bits, self.masking, self.opening, self.aggregator)
 
-    def check_use(self, *, private: bool, vertical: bool, grid: bool) -> None:
+    def check_use(self, *, private: bool, vertical: bool, grid: bool, fresh: bool) -> None:
         """Check that batches, local epochs and a delay are possible.
 
         Args:
             private: there is differential privacy.
             vertical: the members hold different columns.
             grid: the members have cells in a grid.
+            fresh: the models have fresh origins.
 
         Raises:
             InputError: they are not.
@@ -127,7 +128,11 @@ class Training:
                 f"{used[0]} is {getattr(self, used[0])}, and the participants hold different columns: the members of a "
                 f"row must train on the same records in every step; remove {used[0]}"
             )
-
+        if self.delay and fresh:
+            raise InputError(
+                f"delay is {self.delay}, and [model] has fresh_origins: a gradient would be that of a step before, at "
+                "the origin of another one; remove one of the two"
+            )
         if self.delay and grid:
             raise InputError(
                 f"delay is {self.delay}, and the participants form a grid: a step has a sum of each column and one of "

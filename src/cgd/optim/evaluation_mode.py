@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,8 @@ from cgd.optim.displacement import place_weights, trainable
 from cgd.optim.program_checks import check_unwritten
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cgd.optim.step_input import StepInput
 
 
@@ -42,6 +45,7 @@ class EvaluationMode(torch.optim.Optimizer):
 
     step_input: StepInput
     _evaluating = False
+    _gradients: Mapping[torch.Tensor, tuple[int, int] | None] = MappingProxyType({})
 
     def eval(self) -> None:
         """Set the parameters to the confined model, to predict with it or to save it.
@@ -73,9 +77,26 @@ class EvaluationMode(torch.optim.Optimizer):
         fresh_origins.check([parameter for group in self.param_groups for parameter in group["params"]])
 
     def _set_mode(self, *, evaluating: bool) -> None:
+        everything = [parameter for group in self.param_groups for parameter in group["params"]]
+        if evaluating == self._evaluating or not any(map(fresh_origins.is_fresh, everything)):
+            return
+        fresh_origins.check(everything)
+        self.step_input.check_outside_local_steps()
+        check_unwritten(self.param_groups, self.state, evaluating=self._evaluating)
         parameters = trainable(*self.param_groups)
-        if evaluating != self._evaluating and any(map(fresh_origins.is_fresh, parameters)):
-            self.step_input.check_outside_local_steps()
-            check_unwritten(self.param_groups, self.state, evaluating=self._evaluating)
-            place_weights(parameters, self.state, evaluating=evaluating)
-            self._evaluating = evaluating
+        if evaluating:
+            self._gradients = {each: _gradient(each) for each in parameters}
+        elif any(_gradient(each) not in (None, self._gradients.get(each)) for each in parameters):
+            raise InputError(
+                "a gradient was computed between optimizer.eval() and optimizer.train(), at the confined model, and a "
+                "step needs the one at its fresh origin: evaluate inside torch.no_grad(), or call zero_grad() before "
+                "train(), and compute the gradient after it"
+            )
+        place_weights(parameters, self.state, evaluating=evaluating)
+        self._evaluating = evaluating
+
+
+def _gradient(parameter: torch.Tensor) -> tuple[int, int] | None:
+    """Return what identifies the present gradient of a parameter; None if there is none, or it is zero."""
+    gradient = parameter.grad
+    return None if gradient is None or not gradient.any() else (id(gradient), gradient._version)

@@ -352,11 +352,13 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         return {each: rule for group, rule in zip(self.param_groups, rules, strict=True) for each in trainable(group)}
 
     def _move(self, gradient_sums: dict[torch.Tensor, torch.Tensor], rules: dict[torch.Tensor, UpdateRule]) -> None:
-        following = self._steps_made() + 1
-        for parameter, gradient_sum in gradient_sums.items():
-            state = self._state_of(parameter)
-            rules[parameter].move(state["displacement"], gradient_sum, state)
-            place_for_step(parameter, state, following)
+        for _, groups in self.groups_by_peers():
+            following = groups[0]["steps"] + 1  # of this sum, as it is stored: a group may have been added later
+            for parameter in trainable(*groups):
+                if parameter in gradient_sums:
+                    state = self._state_of(parameter)
+                    rules[parameter].move(state["displacement"], gradient_sums[parameter], state)
+                    place_for_step(parameter, state, following)
 
     def _save(self) -> None:
         """Store the state with the members; with a delay, the one of the oldest step that may be unfinished."""

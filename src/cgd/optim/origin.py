@@ -127,13 +127,13 @@ class Origin:
             )
         mark_confined(model, parameters.values())
         if self.fresh:
-            starts = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+            starts = {name: parameter.detach().cpu().clone() for name, parameter in parameters.items()}
             fresh_origins.watch(self, starts, parameters)
         first = self.of_step(0) if self.fresh else self
         with torch.no_grad():
             for name, numbers in first.draw():
                 parameter = parameters[name]
-                parameter.copy_(parameter.double().cpu() + numbers)
+                parameter.copy_(parameter.cpu().double() + numbers)  # an accelerator may have no double precision
         remember_written(parameters.values())
         privacy_warnings.mark_first_layer(model)
         running_statistics.watch(model, parameters.values())

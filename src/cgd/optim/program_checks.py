@@ -13,7 +13,7 @@ import torch
 from cgd.errors import InputError, PeerLeftError, RemoteProtocolError, SettingsError
 from cgd.optim.displacement import parameter_name, trainable
 from cgd.optim.flat_vectors import join
-from cgd.optim.fresh_origins import DESCRIPTION, is_fresh, training_origin
+from cgd.optim.fresh_origins import DESCRIPTION, draw, is_fresh, training_origin
 from cgd.optim.public_start import SHARDED, is_as_written, is_sharded, was_moved
 from cgd.optim.vertical import is_joint
 
@@ -111,6 +111,10 @@ def check_unwritten(
                 "cgd.confine: its weights are no longer start + origin, so the private origin would be lost. Load or "
                 "initialise weights before cgd.confine; to continue a training, use optimizer.load_state_dict"
             )
+        if parameter not in states and evaluating and is_fresh(parameter):
+            written = parameter != draw(parameter).to(parameter.dtype)
+            if count := int(written.sum()):
+                raise _written_error(parameter_name(parameter, groups, number), count, parameter.numel())
         if parameter not in states and is_fresh(parameter) and was_moved(parameter):
             raise InputError(
                 f"parameter {parameter_name(parameter, groups, number)} has fresh origins, and another optimiser has "

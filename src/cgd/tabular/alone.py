@@ -132,7 +132,9 @@ def settings_alone(settings: TabularSettings, classes: tuple[str, ...], own: Tab
     )
     # Nothing is disclosed, so few numbers are used, too.
     data = replace(settings.data, columns=tuple(columns), classes=classes, rare=1)
-    return replace(settings, data=data, column=0, columns=1, privacy=None)
+    # Fresh origins keep the displacement from adapting to the own origin, which only helps members with other records.
+    model = replace(settings.model, fresh_origins=False)
+    return replace(settings, data=data, model=model, column=0, columns=1, privacy=None)
 
 
 def _stop_at(limit: float) -> Callable[[EvalRecord], None]:

@@ -148,8 +148,10 @@ class TrainingLoop:
         count = len(training) if samples is None else samples
         self.optimizer = _build_optimizer(peers, settings, network, count, privacy)
         digests = training.digest(), validation.digest(), _network_digest(settings.model, delta)
-        # Another kind of device has other random numbers (dropout), and so another gradient of the same step.
+        # Another model of device has other random numbers (dropout), and so another gradient of the same step.
         device = b"" if settings.device.type == "cpu" else settings.device.type.encode()
+        if settings.device.type == "cuda":
+            device += torch.cuda.get_device_name(settings.device).encode()
         self.optimizer.records_digest = b"".join((*digests, device))
         if settings.training.batches > 1 and not settings.training.local_epochs:
             BatchSampler(self.optimizer, settings.training.batches)  # members compare it, and warnings depend on it
