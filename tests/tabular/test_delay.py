@@ -86,6 +86,8 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     cells = [cgd.Cell(row, 0) for row in range(3)]
     with pytest.raises(InputError, match="delay is 1, and the participants form a grid"):
         Federation.load(write_federation(tmp_path, ["a", "b", "c"], cells, delay=1))
+    with pytest.raises(InputError, match=r"delay is 1, and \[model\] has fresh_origins"):
+        Training(delay=1).check_use(private=False, vertical=False, grid=False, fresh=True)
     with pytest.raises(InputError, match="an audit of a table simulates trainings without a delay"):
         check_without_delay(Training(delay=1))
 
