@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from cgd.transport.ranks import Ranks, Reply
 
 SIGN_OF_LIFE_SECONDS = 5.0
-"""How often rank 0 tells the others that it still waits for the peers. They handle signals then."""
+"""Seconds after which rank 0 tells the others again that it waits for the peers. They handle signals then."""
 REPORT_SECONDS = 60.0
-"""How long a rank that failed waits for the others, to tell them why."""
+"""Seconds for which a rank that failed waits for the others, to tell them why."""
 JOIN_SECONDS = 300.0
-"""How long a rank waits for the others to call `cgd.join`."""
+"""Seconds for which a rank waits for the others to call `cgd.join`."""
 HEADER_BYTES = 8192
 MAX_MESSAGE_CHARACTERS = 400  # of at most twelve bytes each, as JSON escapes them; a call has at most 255 bytes of text
 WAITING = -1

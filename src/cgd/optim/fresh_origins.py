@@ -35,7 +35,7 @@ DESCRIPTION = " at fresh origins"
 
 @dataclass(frozen=True)
 class _Source:
-    """What the origins of one parameter are drawn from."""
+    """The source from which the origins of one parameter are drawn."""
 
     origin: Origin
     name: str

@@ -33,7 +33,7 @@ SAME_MODEL = (
 
 
 class RankGradients:
-    """What the ranks of a job exchange before each sum of an optimiser; with one rank nothing is exchanged."""
+    """Exchanges numbers of samples and gradients among the ranks of a job before each sum; with one rank, nothing."""
 
     def __init__(self) -> None:
         self._compared: set[Peers] = set()
