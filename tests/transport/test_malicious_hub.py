@@ -150,7 +150,7 @@ def test_hub_that_changes_a_message_is_reported_and_changes_no_sum(
     assert_sums_are_right(federation, count=20)
     assert refusals(federation) == {refused}
     recipient, sender, kind = refused
-    assert f"refused {kind} from {sender} ({reason}; the hub or {sender} has caused it)" in caplog.text
+    eventually(lambda: f"refused {kind} from {sender} ({reason}; the hub or {sender} has caused it)" in caplog.text)
     notes = {report.name: report.note for report in federation.participants[recipient].runtime.report()}
     assert notes[sender] == NOTE
 
