@@ -259,6 +259,7 @@ class NeedsSteps(torch.optim.SGD):
         (torch.optim.Adam, {"nonsense": 1}, "unexpected keyword argument 'nonsense'"),
         (torch.optim.Muon, {}, r"Muon cannot be used for a parameter of shape \(4,\)"),
         ("AdamW", {}, "the optimiser is 'AdamW'; it must be a class"),
+        (torch.optim.SGD([nn.Parameter(torch.zeros(1))]), {}, "the optimiser is of type SGD; it must be a class"),
         (ConfinedTorchOptimizer, {}, "it must be a class such as torch.optim.AdamW"),
         (CountsInItsGroup, {}, "changes the options of its parameter group in a step"),
         (CountsInANumber, {}, "'count' of type int; only tensors"),

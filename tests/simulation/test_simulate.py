@@ -267,6 +267,9 @@ def test_buffers_differ_between_participants() -> None:
         ({"model": lambda: nn.Linear(FEATURES, 3)}, "Sequential that begins with a torch.nn.Linear"),
         ({"model": lambda: build().requires_grad_(False)}, "no trainable parameter"),
         ({"model": lambda: build().half()}, "torch.float16"),
+        ({"model": lambda: nn.Sequential(nn.LazyLinear(3))}, "a parameter of a lazy module has no shape yet"),
+        ({"rule": SGDRule(0.1)}, "rule is SGDRule; pass a function of the step size"),
+        ({"rule": lambda lr: print}, "the update rule .* has no move, scales_with_gradient, elementwise"),
     ],
 )
 def test_simulate_rejects_invalid_input(settings: dict[str, Any], message: str) -> None:

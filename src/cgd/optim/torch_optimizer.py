@@ -200,7 +200,8 @@ def _check(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         InputError: the optimiser cannot be used.
     """
     if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer) or issubclass(kind, ConfinedOptimizer):
-        raise InputError(f"the optimiser is {kind!r}; it must be a class such as torch.optim.AdamW")
+        given = f"of type {type(kind).__name__}" if isinstance(kind, torch.optim.Optimizer) else repr(kind)
+        raise InputError(f"the optimiser is {given}; it must be a class such as torch.optim.AdamW, which is not called")
     _reject_machine_dependent(options)
     _check_comparable(kind, options)
     closure = inspect.signature(kind.step).parameters.get("closure")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from cgd.errors import InputError
 from cgd.optim.flat_vectors import CPU
@@ -342,6 +343,11 @@ def loss_and_accuracy(loss: Loss, outputs: torch.Tensor, labels: torch.Tensor) -
 
 def _trained_dtype(model: torch.nn.Module) -> torch.dtype:
     """Return the dtype of the trainable parameters."""
+    if any(map(is_lazy, model.parameters())):
+        raise InputError(
+            "a parameter of a lazy module has no shape yet; let build_model run one batch through the model, or name "
+            "the numbers of features"
+        )
     types = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     if not types:
         raise InputError("the model has no trainable parameter; set requires_grad on the parameters to train")

@@ -19,6 +19,7 @@ from cgd.optim.delayed_steps import check_delay
 from cgd.optim.displacement import SGDRule
 from cgd.optim.flat_vectors import CPU, check_device
 from cgd.optim.lr_scheduler import inverse_square_factor
+from cgd.optim.program_checks import check_rule
 from cgd.optim.vertical import check_joint_accepted
 from cgd.simulation.checkpoint import FIXED
 from cgd.simulation.engines import choose_engine
@@ -214,6 +215,7 @@ def simulate(
     shared = shared or ("sum" if mode == "towers" else "mean")
     factor, described_schedule = step_factor(steps, mu, hold, schedule)
     example_rule = rule(lr)
+    check_rule(example_rule)
     if shared == "sum" and participants.grid.columns > 1 and not example_rule.elementwise:
         raise InputError(
             f"the rule is {type(example_rule).__name__} and the step of layers 2…N is the sum over "
@@ -341,6 +343,10 @@ class _SimulationLoop:
 def _with_momentum(
     rule: Callable[[float], UpdateRule], momentum: float, *, nesterov: bool
 ) -> Callable[[float], UpdateRule]:
+    if not callable(rule):
+        raise InputError(
+            f"rule is {type(rule).__name__}; pass a function of the step size, such as SGDRule or a partial of AdamRule"
+        )
     if not momentum and not nesterov:
         return rule
     if rule is not SGDRule:
