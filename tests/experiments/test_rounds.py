@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cgd.experiments.entry_result import EntryResult
@@ -9,6 +10,7 @@ from cgd.experiments.experiment_file import Experiment, RunEntry
 from cgd.experiments.reproduce import ExperimentResult
 from cgd.experiments.runner import RunResult
 from cgd.experiments.spec import RunSpec
+from cgd.simulation.local_training import LocalTraining
 from cgd.simulation.result import Evaluation, History
 from support.pages import load_script
 
@@ -49,6 +51,21 @@ def test_methods_without_kept_models_are_shown_by_their_accuracy() -> None:
     shown = rounds.table(ExperimentResult(Experiment("x", "X", "", "table", {}), "paper", entries))
     assert shown.rows[0] == ("", "pooled", "20", "20", "–", "–", "20", "96.00", "")
     assert shown.rows[1][:3] == ("", "later", "not run")
+
+
+def test_ratios_are_those_to_averaging_with_the_same_local_training() -> None:
+    local = LocalTraining(epochs=1, batch=10, lr=0.1, momentum=0.9)
+    average = RunSpec(method="fedavg", data="mnist", rows=4, steps=20, local=local)
+    results = [
+        ("FedAvg", average, (10, [0.96], [])),
+        ("FedAvg with momentum", average, (20, [0.94], [])),
+        ("and both", replace(SPEC, local=local), (15, [0.8], [0.95])),
+        ("never", replace(SPEC, local=local), (15, [0.96], [0.9])),
+        ("without local training", SPEC, (5, [0.8], [0.95])),
+    ]
+    entries = [EntryResult(RunEntry(name, spec), (make_result(spec, point),)) for name, spec, point in results]
+    found = ExperimentResult(Experiment("x", "X", "", "table", {}), "paper", entries)
+    assert rounds.ratio_table([found]).rows == (("X", ", and both", "15", "1.50", "–"),)
 
 
 def test_the_page_shows_the_stored_results() -> None:
