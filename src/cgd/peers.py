@@ -166,7 +166,7 @@ class Peers:
     def waiting(self) -> WaitingTimes | None:
         """How long our program computed, summed and waited until now, and for whom.
 
-        None in one process, where members share processors, and on the ranks of a job that do not talk with the peers.
+        None in one process, where members share processors, and on the ranks of a job that are not rank 0.
         """
         return self._driver.waiting
 

@@ -12,7 +12,7 @@ from cgd.federation import member
 from support.in_process import InProcessFederation, new_federation, uninterrupted_results
 from support.mode_programs import DELAYED, ModeTraining
 from support.programs import Training, is_weighted_ready
-from support.withheld_keys import all_in_epoch, replace_file
+from support.withheld_keys import all_in_epoch, in_epoch, replace_file, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,8 +118,7 @@ def test_first_steps_are_not_summed_with_and_without_a_member(tmp_path: Path, mo
         for process in federation:
             process.wait_for_step(1)
         federation.kill("dan")
-        head, *entries = path.read_text().replace("epoch = 1 ", "epoch = 2 ").split("[[participants]]")
-        replace_file(path, "[[participants]]".join([head, *(each for each in entries if '"dan"' not in each)]))
+        replace_file(path, without(in_epoch(path.read_text(), 2), "dan"))
         rest = ("ada", "bob", "cleo")
         federation.wait_until(lambda: all_in_epoch(federation, 2, *rest))
         for name in rest:
@@ -141,8 +140,7 @@ def test_members_may_change_between_steps_of_different_models(tmp_path: Path, mo
         # The count, five steps and a loss: a sum that is in progress may be finished with dan only.
         federation.wait_until(lambda: {len(process.journal()) for process in federation} == {7})
         federation.kill("dan")
-        head, *entries = path.read_text().replace("epoch = 1 ", "epoch = 2 ").split("[[participants]]")
-        replace_file(path, "[[participants]]".join([head, *(each for each in entries if '"dan"' not in each)]))
+        replace_file(path, without(in_epoch(path.read_text(), 2), "dan"))
         rest = ("ada", "bob", "cleo")
         federation.wait_until(lambda: all_in_epoch(federation, 2, *rest))
         for name in rest:

@@ -18,7 +18,16 @@ from cgd.secagg.messages import JournalPosition
 from cgd.transport.group_driver import GroupDriver
 from support.in_process import DEADLINE_SECONDS, InProcessFederation, new_federation, participant_entry
 from support.programs import is_weighted_ready
-from support.withheld_keys import NAMES, SAMPLES, all_in_epoch, make_optimizer, replace_file, take_two_steps
+from support.withheld_keys import (
+    NAMES,
+    SAMPLES,
+    all_in_epoch,
+    in_epoch,
+    make_optimizer,
+    replace_file,
+    take_two_steps,
+    without,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,8 +39,6 @@ if TYPE_CHECKING:
     from cgd.transport.tap import Addend
     from support.in_memory_network import HeldFrames
     from support.in_process import MemberProcess
-
-PARTICIPANT = "[[participants]]"
 
 
 @pytest.fixture
@@ -45,17 +52,6 @@ def federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InPr
 def new_grid(folder: Path, rows: int, columns: int) -> Path:
     cells = [Cell(row, column) for row in range(rows) for column in range(columns)]
     return new_federation(folder, [f"r{cell.row}c{cell.column}" for cell in cells], cells)
-
-
-def without(text: str, *names: str) -> str:
-    """Return the text of a federation file without these participants."""
-    head, *entries = text.split(PARTICIPANT)
-    return PARTICIPANT.join([head, *(each for each in entries if not any(f'"{name}"' in each for name in names))])
-
-
-def in_epoch(text: str, epoch: int) -> str:
-    assert "epoch = 1 " in text
-    return text.replace("epoch = 1 ", f"epoch = {epoch} ")
 
 
 def reports_position(message: Message) -> bool:

@@ -31,12 +31,14 @@ from support.withheld_keys import (
     SAMPLES,
     all_in_epoch,
     gradient_sums,
+    in_epoch,
     make_optimizer,
     replace_file,
     take_two_steps,
     train,
     wait_until_opened_alone,
     withhold_third_key,
+    without,
 )
 
 if TYPE_CHECKING:
@@ -49,13 +51,6 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _watch_the_file_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member, "WATCH_SECONDS", 0.02)
-
-
-def in_epoch(text: str, epoch: int, without: str = "") -> str:
-    """Return the text of a federation file in another epoch, without one of the participants."""
-    head, *entries = text.split("[[participants]]")
-    entries = [entry for entry in entries if not without or f'"{without}"' not in entry]
-    return "[[participants]]".join([head.replace("epoch = 1", f"epoch = {epoch}"), *entries])
 
 
 def stop_before_revealed_step_without_dan(federation: InProcessFederation, dishonest: str = DISHONEST) -> None:
@@ -77,7 +72,7 @@ def stop_before_revealed_step_without_dan(federation: InProcessFederation, disho
     federation.start(dishonest, take_two_steps)
     federation.wait_until(lambda: all(len(federation[name].journal()) == 3 for name in honest))  # the new count
     federation.kill(dishonest, "dan")
-    replace_file(federation.path, in_epoch(text, 3, without="dan"))
+    replace_file(federation.path, without(in_epoch(text, 3), "dan"))
     federation.start(dishonest, take_two_steps)
     federation.wait_until(lambda: all(isinstance(federation[each].error, LocalProtocolError) for each in honest[:2]))
     assert len(federation[honest[0]].journal()) == 3  # nothing was counted without dan
@@ -262,7 +257,7 @@ def test_step_of_a_second_training_is_not_opened_without_a_member_of_the_first(t
         for process in federation:
             process.wait_for_step(1)
         federation.kill("dan")
-        replace_file(federation.path, in_epoch(text, 2, without="dan"))
+        replace_file(federation.path, without(in_epoch(text, 2), "dan"))
         federation.wait_until(lambda: all_in_epoch(federation, 2))
         for process in federation:
             process.resume()
@@ -301,7 +296,7 @@ def test_training_continues_after_a_member_that_spoiled_a_count_was_removed(
         errors = federation.errors(*honest)
         assert all(isinstance(error, WeightError | SampleCountMismatchError) for error in errors.values())
         federation.kill(*federation.processes)
-        replace_file(federation.path, in_epoch(text, 3, without=DISHONEST))
+        replace_file(federation.path, without(in_epoch(text, 3), DISHONEST))
         for name in honest:
             federation.start(name, take_two_steps)
         assert federation.errors() == dict.fromkeys(honest)
@@ -342,5 +337,5 @@ def test_early_report_without_contribution_does_not_end_the_watcher_of_the_file(
         federation.wait_until(lambda: ada.federation_spec.epoch == 2)
         federation.kill("cleo")
         for path in (file_of_ada, federation.path):
-            replace_file(path, in_epoch(text, 3, without="cleo"))
+            replace_file(path, without(in_epoch(text, 3), "cleo"))
         federation.wait_until(lambda: all_in_epoch(federation, 3, "ada", "bob", "dan"))

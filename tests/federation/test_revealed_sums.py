@@ -26,11 +26,13 @@ from support.withheld_keys import (
     SAMPLES,
     all_in_epoch,
     gradient_sums,
+    in_epoch,
     make_optimizer,
     replace_file,
     take_two_steps,
     wait_until_opened_alone,
     withhold_third_key,
+    without,
 )
 
 if TYPE_CHECKING:
@@ -159,8 +161,7 @@ def test_pending_reveal_of_a_group_survives_a_restart_while_the_group_is_absent(
 
     third_column = tuple(name for name in GRID if name.endswith("c2"))
     path = new_federation(tmp_path, GRID, [Cell(int(name[1]), int(name[3])) for name in GRID])
-    head, *entries = path.read_text().split("[[participants]]")
-    remaining = [entry for entry in entries if not any(f'"{name}"' in entry for name in third_column)]
+    text = path.read_text()
     with InProcessFederation(path, tmp_path / "state") as federation:
         federation.start_all(sum_twice_with_the_row, pause_at=1)
         for process in federation:
@@ -170,12 +171,12 @@ def test_pending_reveal_of_a_group_survives_a_restart_while_the_group_is_absent(
             process.resume()
         federation.wait_until(lambda: len(federation["r0c2"].journal("row-0")) == 2)
         federation.kill(*third_column, lose_state=True)
-        replace_file(path, "[[participants]]".join([head.replace("epoch = 1", "epoch = 2"), *remaining]))
+        replace_file(path, without(in_epoch(text, 2), *third_column))
         federation.wait_until(lambda: all_in_epoch(federation, 2))
         federation.kill("r0c0")
         federation.start("r0c0", idle)
         assert "row-0" not in federation["r0c0"].member.runtime.membership.groups
-        replace_file(path, "[[participants]]".join([head.replace("epoch = 1", "epoch = 3"), *entries]))
+        replace_file(path, in_epoch(text, 3))
         for name in third_column:
             federation.start(name, idle)
         federation.wait_until(lambda: all_in_epoch(federation, 3))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cgd import ConfinedOptimizer, Peers
 
 NAMES = ["ada", "bob", "cleo"]
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 120.0
 
 
 def small_model(peers: Peers) -> nn.Linear:

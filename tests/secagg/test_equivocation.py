@@ -43,17 +43,7 @@ def check_equivocation_is_proved(simulation: DirectedSimulation) -> None:
 
 def test_different_reports_are_proved_to_all_before_sharing() -> None:
     simulation = DirectedSimulation()
-
-    def alter(to: str, frame: Frame) -> Message:
-        if not isinstance(frame.message, JournalPosition) or to == "a":
-            return frame.message
-        report = PositionReport.from_bytes(frame.message.content)
-        position = replace(report.groups["everyone"], pending_reveal=bytes(32))
-        content = replace(report, groups={"everyone": position}).to_bytes()
-        signature = simulation.sign("standing", slot_of(report.view), content)
-        return replace(frame.message, content=content, signature=signature)
-
-    simulation.alter = alter
+    simulation.alter = simulation.two_positions
     simulation.settle()
     assert not simulation.observations.attempts
     check_equivocation_is_proved(simulation)

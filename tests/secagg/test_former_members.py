@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from cgd.secagg.federation_spec import Identity
-from cgd.secagg.messages import Goodbye, JournalPosition
-from cgd.secagg.positions import PositionReport
-from cgd.secagg.statements import slot_of
+from cgd.secagg.messages import Goodbye
 from support.adversary import ADVERSARY
 from support.dishonest import DirectedSimulation
 from support.summing_program import federation_spec
-
-if TYPE_CHECKING:
-    from cgd.secagg.codec import Frame
-    from cgd.secagg.messages import Message
 
 
 def test_new_key_under_an_old_name_is_not_accused_of_what_the_former_one_signed() -> None:
     """The key was stolen, and its thief signed different reports; so the participant has a new one."""
     simulation = DirectedSimulation()
-
-    def alter(to: str, frame: Frame) -> Message:
-        if not isinstance(frame.message, JournalPosition) or to == "a":
-            return frame.message
-        report = PositionReport.from_bytes(frame.message.content)
-        position = replace(report.groups["everyone"], pending_reveal=bytes(32))
-        content = replace(report, groups={"everyone": position}).to_bytes()
-        signature = simulation.sign("standing", slot_of(report.view), content)
-        return replace(frame.message, content=content, signature=signature)
-
-    simulation.alter = alter
+    simulation.alter = simulation.two_positions
     simulation.settle()
     memberships = [simulation.programs[me].membership for me in simulation.honest]
     assert all(each.equivocation is not None for each in memberships)

@@ -33,7 +33,9 @@ from cgd.errors import (
 )
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.journal import Journal
-from cgd.secagg.statements import statement
+from cgd.secagg.messages import JournalPosition
+from cgd.secagg.positions import PositionReport
+from cgd.secagg.statements import slot_of, statement
 from support.adversary import ADVERSARY, Adversary
 from support.observations import InvariantError, Observations
 from support.summing_program import Program, _identity, federation_spec
@@ -239,6 +241,16 @@ class DirectedSimulation(Simulation):
         self.errors: dict[str, list[Exception]] = {me: [] for me in self.honest}
         self.alter: Alter = lambda _, frame: frame.message
         """Returns the message that the dishonest member sends to a recipient instead; None for no message."""
+
+    def two_positions(self, to: str, frame: Frame) -> Message:
+        """Return a signed position for everybody except "a" that differs from the one for "a"; a value of `alter`."""
+        if not isinstance(frame.message, JournalPosition) or to == "a":
+            return frame.message
+        report = PositionReport.from_bytes(frame.message.content)
+        position = replace(report.groups["everyone"], pending_reveal=bytes(32))
+        content = replace(report, groups={"everyone": position}).to_bytes()
+        signature = self.sign("standing", slot_of(report.view), content)
+        return replace(frame.message, content=content, signature=signature)
 
     def settle(self) -> None:
         """Deliver all frames until no program advances."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Program = Callable[["MemberProcess"], Any]
 
 FEDERATION = "trial"
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 120.0
 LINGER_SECONDS = 5.0
 POLL_SECONDS = 0.002
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DISHONEST = "cleo"
 HONEST = ("ada", "bob", "dan")
+PARTICIPANT = "[[participants]]"
 NAMES = ("ada", "bob", "cleo", "dan")
 SAMPLES = {"ada": 2, "bob": 3, "cleo": 1, "dan": 4}
 
@@ -65,6 +66,18 @@ def replace_file(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)
+
+
+def without(text: str, *names: str) -> str:
+    """Return the text of a federation file without these participants."""
+    head, *entries = text.split(PARTICIPANT)
+    return PARTICIPANT.join([head, *(each for each in entries if not any(f'"{name}"' in each for name in names))])
+
+
+def in_epoch(text: str, epoch: int) -> str:
+    """Return the text of a federation file of epoch 1 in another epoch."""
+    assert "epoch = 1 " in text
+    return text.replace("epoch = 1 ", f"epoch = {epoch} ")
 
 
 def all_in_epoch(federation: InProcessFederation, epoch: int, *names: str) -> bool:

@@ -1,4 +1,4 @@
-"""A participant of several processes: the *ranks* of one job, of which rank 0 alone talks with the peers.
+"""A participant of several processes: the *ranks* of one job, of which rank 0 alone communicates with the peers.
 
 All ranks run the same program. Each call that concerns the peers is made on every rank: rank 0 makes it and sends the
 result, or the error, to the others. So all ranks see the same totals, counts, epochs and states, and take the same
@@ -42,7 +42,7 @@ class Ranks(Protocol):
     """The ranks of one participant. Every method is called on all ranks, in the same order."""
 
     rank: int
-    """The number of this process; rank 0 talks with the peers."""
+    """The number of this process; rank 0 communicates with the peers."""
     size: int
     """The number of ranks; with one, nothing is exchanged."""
 
@@ -159,7 +159,7 @@ class RankDriver:
 
     Args:
         ranks: the ranks of the job.
-        driver: on rank 0, the driver that talks with the peers; None on the others.
+        driver: on rank 0, the driver that communicates with the peers; None on the others.
         state: on the others, what `describe_driver` returned on rank 0.
     """
 
@@ -171,7 +171,7 @@ class RankDriver:
 
     @property
     def waiting(self) -> WaitingTimes | None:
-        """How long our program computed and waited until now; None on the ranks that do not talk with the peers."""
+        """How long our program computed and waited until now; None on the other ranks."""
         return None if self._driver is None else self._driver.waiting
 
     # These are the values of the last call, so that they are the same on all ranks and can be read on one alone.
