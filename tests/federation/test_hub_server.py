@@ -101,7 +101,7 @@ def test_members_may_adopt_a_new_epoch_before_the_hub(
     monkeypatch.setattr(module, "WATCH_SECONDS", 3600.0)
     hub = federation.hub()
     for name in (*NAMES, "dan"):
-        federation.join(name, timeout=20.0)
+        federation.join(name, timeout=120.0)
     assert federation.sum_all() == {4.0}
     config_edit.remove_participant(federation.path, "bob")
     federation.joined.pop("bob").peers.close()
@@ -277,7 +277,7 @@ def test_commands_create_keys_and_a_file_and_run_a_hub(tmp_path: Path) -> None:
         assert "the hub" in checked.stdout
         assert "it is not connected to the hub" in " ".join(re.sub("[│\n]", " ", checked.stdout).split())
         running.send_signal(signal.SIGTERM)
-        output = running.communicate(timeout=30)[1]
+        output = running.communicate(timeout=120)[1]
     finally:
         running.kill()
         running.communicate()

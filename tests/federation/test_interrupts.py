@@ -85,12 +85,12 @@ PROGRAMS = {
         finally:
             print("cleaned up", file=sys.stderr)
         """,
-    "sleeping": "press(); time.sleep(100)",
+    "sleeping": "press(); time.sleep(1000)",
     "stubborn": """
         press()
         while True:
             try:
-                time.sleep(100)
+                time.sleep(1000)
             except BaseException:
                 pass
         """,
@@ -103,7 +103,7 @@ def interrupted(folder: Path, place: str, lines: str) -> subprocess.CompletedPro
     program = f"{BEFORE}\nPLACE = {place!r}\n\ndef main(peers):\n{textwrap.indent(textwrap.dedent(lines), '    ')}\n"
     (folder / "program.py").write_text(program)
     command = [sys.executable, "-m", "cgd", "join", str(path), "--as", "ada", "--run", "program:main"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=40, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("place", PROGRAMS)
