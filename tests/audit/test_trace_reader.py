@@ -169,7 +169,9 @@ def test_step_file_with_a_huge_number_does_not_keep_the_reader_busy(tmp_path: Pa
     steps = tmp_path / "ada" / STEPS
     (steps / "999999999.total.safetensors").write_bytes((steps / "000000.total.safetensors").read_bytes())
     program = "import sys; from cgd.audit.trace_view import load, view_of; view_of([load(sys.argv[1])])"
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "ada")], timeout=300, check=False, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "ada")], timeout=300, check=False, capture_output=True
+    )
 
 
 def test_sender_of_too_many_frames_cannot_fill_the_disk(
