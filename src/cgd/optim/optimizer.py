@@ -286,6 +286,7 @@ class ConfinedOptimizer(EvaluationMode, ABC):
             group.update({key: group.get(key, default) for key, default in self.LATER_OPTIONS.items()})
         self._opened.clear()
         self._ranks.forget()
+        self._sums.forget_origins()
         self._evaluating = False
         saved_state.restore(self.state, pairs)
         self._delayed.load(self.param_groups[0]["steps"], [], self.param_groups[0])
@@ -392,8 +393,8 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         counted = recovery.restore(stored.content, parameters, states, layouts)
         samples, digest = self._ranks.all_samples(peers, self.samples, self.records_digest)
         if (epoch := counted["epoch"]) == peers.epoch > 0:  # in any other epoch all samples are counted again
-            private = self.privacy is not None
-            sample_count.check_commitment(peers, samples, counted["pledges"], epoch, digest, private=private)
+            origin, private = self._sums.origin(peers, parameters), self.privacy is not None
+            sample_count.check_commitment(peers, samples, counted["pledges"], epoch, digest, origin, private=private)
             if self.privacy is not None:  # we were counted, which was charged
                 self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=1)
         with torch.no_grad():
