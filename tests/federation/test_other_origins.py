@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import cgd
+from cgd import ConfinedSGD  # imported here: it takes long on a busy machine
 from cgd.optim.sample_count import SampleCountMismatchError
 from support.in_process import InProcessFederation, new_federation
 from support.withheld_keys import (
@@ -49,7 +50,7 @@ class TwoSteps:
         with cgd.public_seed(1):
             model = torch.nn.Linear(4, 1, bias=False)
         cgd.confine(model, self.delta, peers.seed if self.seed else None, fresh_origins=self.fresh)
-        optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=samples)
+        optimizer = ConfinedSGD(model.parameters(), lr=0.5, peers=peers, samples=samples)
         for _ in range(2):
             optimizer.zero_grad()
             model(torch.ones(samples, 4)).square().mean().backward()
