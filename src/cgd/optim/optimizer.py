@@ -209,8 +209,8 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         the loop steps once after every step can be given here: they are set to the first step.
 
         Each pass of the loop takes one step, also for a member without records for it; but a sum with zeros is that of
-        the others, so use `cgd.BatchSampler`, with which every member has some. A pass that takes none or two is an error
-        at its end, at all members: they would add gradients of different steps, and a restarted participant would
+        the others, so use `cgd.BatchSampler`, with which every member has some. A pass that takes none or two is an
+        error at its end, at all members: they would add gradients of different steps, and a restarted participant would
         continue at a wrong one. After a step that failed, a program may go on.
 
         Raises:
