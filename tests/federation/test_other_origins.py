@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import cgd
-from cgd import ConfinedSGD  # imported here: it takes long on a busy machine
+from cgd import ConfinedSGD
 from cgd.optim.sample_count import SampleCountMismatchError
 from support.in_process import InProcessFederation, new_federation
 from support.withheld_keys import (
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.in_process import MemberProcess
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _import_before_there_is_a_deadline() -> None:
+    """Let torch import what `public_seed` needs, which takes half a minute on a busy machine."""
+    with cgd.public_seed(1):
+        torch.nn.Linear(1, 1)
 
 
 @dataclass(frozen=True)
