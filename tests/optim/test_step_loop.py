@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from cgd import BatchSampler, CGDError, ConfinedSGD, InputError, Peers, confine, local_peers
-from support.training import Network, data, descend
+from cgd.optim.flat_vectors import flatten_gradients
+from support.training import Network, data, descend, mse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,3 +132,23 @@ def test_program_may_go_on_after_a_step_that_failed(take: Pass) -> None:
         results = members.run(train)
     assert [failed for failed, _ in results] == [1, 1, 1]
     assert all(torch.equal(results[0][1], displacement) for _, displacement in results)
+
+
+def test_sum_with_zeros_is_the_gradient_of_the_others() -> None:
+    """One of three takes a step without records, and another watches: it has the gradient of the third."""
+
+    def train(peers: Peers) -> tuple[torch.Tensor, torch.Tensor]:
+        model, optimizer = build(peers)
+        own = torch.zeros(0)
+        if peers.me == ODD:
+            x, y = data(0)
+            mse(model(x), y).backward()
+            own = flatten_gradients(list(model.parameters()))
+        optimizer.step()
+        return own, -3 * optimizer.displacement() / 0.1
+
+    with local_peers(3) as members:
+        found = dict(zip([each.me for each in members], members.run(train), strict=True))
+    own, _ = found.pop(ODD)
+    for _, seen in found.values():
+        torch.testing.assert_close(seen, own, atol=1e-6, rtol=0)

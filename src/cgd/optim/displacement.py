@@ -23,11 +23,11 @@ import torch
 
 from cgd.errors import InputError, RangeError
 from cgd.optim import fresh_origins
-from cgd.optim.flat_vectors import working_dtype
+from cgd.optim.flat_vectors import join, working_dtype
 from cgd.optim.public_start import DIGEST_BYTES, forget_written, start_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     ParameterState = dict[str, Any]
     ParameterGroup = dict[str, Any]
@@ -240,6 +240,12 @@ def initial_state(parameter: torch.Tensor) -> ParameterState:
     if fresh_origins.is_fresh(parameter):
         state |= {"origin": fresh_origins.draw(parameter), fresh_origins.STEP_ORIGIN: origin}
     return state
+
+
+def origin_digest(parameters: Iterable[torch.Tensor], states: Mapping[torch.Tensor, ParameterState]) -> bytes:
+    """Return a digest of the origins of parameters, start included; of those without a state, as they would become."""
+    found = join([(states.get(each) or initial_state(each))["origin"] for each in parameters])
+    return hashlib.sha256(_to_bytes(found)).digest()
 
 
 def place_for_step(parameter: torch.Tensor, state: ParameterState, step: int) -> None:

@@ -51,8 +51,9 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     Nothing is counted while the sampler is iterated, so a `DataLoader` may prefetch batches in other processes. Random
     augmentation is not part of this: seed it yourself, with a generator for the `DataLoader`.
 
-    A step then reveals a sum over fewer records. The optimiser's privacy warnings take the size of a batch into
-    account, and its members compare the number of batches.
+    A step then reveals a sum over fewer records. If batches are small, many steps reveal single records, also to
+    members that do not know the batches (threat model, "Batches and local steps"). The optimiser's privacy warnings
+    take the size of a batch into account, and its members compare the number of batches.
 
     Args:
         optimizer: the optimiser whose steps use the batches; `samples` is the number of this member's records.

@@ -208,9 +208,10 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         but sums that the program's loop makes after it may be missing. For programs with one optimiser. Schedulers that
         the loop steps once after every step can be given here: they are set to the first step.
 
-        Each pass of the loop takes one step, also for a member without records for it. A pass that takes none or two is
-        an error at its end, at all members: they would add gradients of different steps, and a restarted participant
-        would continue at a wrong one. After a step that failed, a program may go on.
+        Each pass of the loop takes one step, also for a member without records for it; but a sum with zeros is that of
+        the others, so use `cgd.BatchSampler`, with which every member has some. A pass that takes none or two is an
+        error at its end, at all members: they would add gradients of different steps, and a restarted participant would
+        continue at a wrong one. After a step that failed, a program may go on.
 
         Raises:
             InputError: a pass of the loop did not take one step.
@@ -286,6 +287,7 @@ class ConfinedOptimizer(EvaluationMode, ABC):
             group.update({key: group.get(key, default) for key, default in self.LATER_OPTIONS.items()})
         self._opened.clear()
         self._ranks.forget()
+        self._sums.forget_origins()
         self._evaluating = False
         saved_state.restore(self.state, pairs)
         self._delayed.load(self.param_groups[0]["steps"], [], self.param_groups[0])
@@ -392,8 +394,8 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         counted = recovery.restore(stored.content, parameters, states, layouts)
         samples, digest = self._ranks.all_samples(peers, self.samples, self.records_digest)
         if (epoch := counted["epoch"]) == peers.epoch > 0:  # in any other epoch all samples are counted again
-            private = self.privacy is not None
-            sample_count.check_commitment(peers, samples, counted["pledges"], epoch, digest, private=private)
+            origin, private = self._sums.origin(peers, parameters), self.privacy is not None
+            sample_count.check_commitment(peers, samples, counted["pledges"], epoch, digest, origin, private=private)
             if self.privacy is not None:  # we were counted, which was charged
                 self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=1)
         with torch.no_grad():

@@ -179,7 +179,8 @@ def unscale(optimizer: torch.optim.Optimizer, gradient: torch.Tensor) -> torch.T
     if found is not None and float(found) and (scale is None or factor > 1):
         warnings.warn(
             "the gradient is infinite with the scale of the GradScaler: this member takes part in this step with a "
-            "zero gradient, and the next scale is lower",
+            "zero gradient, and the next scale is lower. The sum is that of the others alone: choose an init_scale "
+            "with which this is rare",
             stacklevel=2,
         )
         return torch.zeros_like(gradient)

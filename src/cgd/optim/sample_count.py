@@ -6,6 +6,10 @@ difference of the two totals would be that member's own gradient. Therefore each
 a digest of its number of samples, and optionally of their content, keyed with its seed. All members store the opened
 commitments, but only its owner can recompute one. A restarted member checks its own before it takes part in a sum.
 
+For the same reason, the commitment of a member of a federation covers a digest of its private origin: with another one,
+for example because a program calls `cgd.confine` without `seed=peers.seed`, the gradient of a repeated step would be
+another one, too.
+
 With differential privacy there are no weights, and every attempt at a step has its own noise and charge. Then a
 commitment is made only if there is a digest of the content, which contains statistics with noise: a commitment to the
 number alone would be the same again exactly if the number is, which all members could see.
@@ -78,6 +82,7 @@ def count_for_groups(
     epoch: int,
     addends: int,
     records_digest: bytes,
+    origin: bytes,
     privacy: Privacy | None,
     *,
     was_counted: bool,
@@ -91,7 +96,7 @@ def count_for_groups(
         MembersChangedError: the epoch is over.
         WeightError: a member entered a value that is not a number of samples.
     """
-    counted = count(peers, samples, step, epoch, addends, records_digest, privacy, took_part=took_part)
+    counted = count(peers, samples, step, epoch, addends, records_digest, origin, privacy, took_part=took_part)
     if (current := peers.next_round()[0]) != epoch:  # no step was finished with this count
         keep_commitments(groups if was_counted else (), counted)
         raise MembersChangedError(epoch, current, peers.members)
@@ -106,11 +111,12 @@ def count(
     epoch: int,
     addends: int,
     records_digest: bytes = b"",
+    origin: bytes = b"",
     privacy: Privacy | None = None,
     *,
     took_part: bool = True,
 ) -> dict[str, Any]:
-    """Count the samples of all members of an epoch; commit also to the content of ours if there is a digest of it.
+    """Count the samples of all members of an epoch; commit also to their content and to our origin, given digests.
 
     With `privacy`, the number is opened with noise, in a sum of its own, because an exact one depends on every record.
 
@@ -125,7 +131,7 @@ def count(
     addend[0] = samples if privacy is None else 0
     # In a replayed epoch the members may be others; its total is in the journal, and the addend is not used.
     place = members.index(peers.me) if len(members) == addends else 0
-    addend[1 + place] = _commitment(peers.seed, samples, epoch, records_digest, private=privacy is not None)
+    addend[1 + place] = _commitment(peers.seed, samples, epoch, records_digest + origin, private=privacy is not None)
     context = "" if privacy is None else privacy.settings.describe()
     total, *commitments = peers.sum(addend, context=context, step=step, epoch=epoch).tolist()
     if privacy is not None:
@@ -142,6 +148,7 @@ def check(
     groups: Sequence[dict[str, Any]],
     epoch: int,
     records_digest: bytes = b"",
+    origin: bytes = b"",
     *,
     revealed: bool = False,
     took_part: bool = True,
@@ -149,17 +156,18 @@ def check(
 ) -> None:
     """Check that the count is still valid; discard it if a new epoch of a federation has begun.
 
-    If the gradient sum of this step may have been `revealed`, our samples must be those of the count before, also after
-    `recount`: with others, the difference of two sums of one step would be that of our two gradients. A member that
-    replays a sum in which it did not take part was not counted for it.
+    If the gradient sum of this step may have been `revealed`, our samples and our origin must be those of the count
+    before, also after `recount`: else the difference of two sums of one step would be that of our two gradients. A
+    member that replays a sum in which it did not take part was not counted for it.
 
     Raises:
         InputError: the members, or this member's samples, are not those that were counted.
         WeightError: the total is not a number of samples.
     """
+    digests = records_digest, origin
     for group in groups:
         if epoch > 0 and revealed and took_part and group["epoch"] is not None:
-            check_commitment(peers, samples, group["pledges"], group["epoch"], records_digest, private=not exact)
+            check_commitment(peers, samples, group["pledges"], group["epoch"], *digests, private=not exact)
         if epoch > 0 and group["epoch"] != epoch:
             discard(group)
         if group["total_samples"] is None or not took_part:
@@ -172,7 +180,7 @@ def check(
         if exact:  # a number with noise may be below ours
             _check_total(group["total_samples"], samples, len(group["pledges"]))  # a restored one may be forged
         if epoch > 0:
-            check_commitment(peers, samples, group["pledges"], epoch, records_digest, private=not exact)
+            check_commitment(peers, samples, group["pledges"], epoch, *digests, private=not exact)
         if epoch == 0 and group["members"] != list(peers.members):
             raise InputError(
                 f"n was counted with {', '.join(group['members'])} and the members are {', '.join(peers.members)}; "
@@ -195,23 +203,25 @@ def check_commitment(
     commitments: Sequence[int],
     epoch: int,
     records_digest: bytes = b"",
+    origin: bytes = b"",
     *,
     private: bool = False,
 ) -> None:
-    """Check that this member's samples are those that it had when this epoch of a federation was counted.
+    """Check that this member's samples and origin are those that it had when this epoch of a federation was counted.
 
     Raises:
         SampleCountMismatchError: its commitment is not among those of the count.
     """
-    if _commitment(peers.seed, samples, epoch, records_digest, private=private) not in commitments:
-        fact = f"samples is {samples}, and {peers.me} was counted with another number: the weights would not sum to one"
-        more = ""
+    if _commitment(peers.seed, samples, epoch, records_digest + origin, private=private) not in commitments:
+        fact = f"samples is {samples}, and {peers.me} was counted with another number"
+        fact += ", or with another origin of its model" if origin else ""
+        more = ": the origin follows from seed=peers.seed, delta and the start of cgd.confine" if origin else ""
         if records_digest:
             more = ". With a table, [model], δ and the kind of --device must be those of before, too"
             fact = f"our {samples} samples are not those that {peers.me} was counted with, in number or in content"
         raise SampleCountMismatchError(
-            f"{fact}. Restart with the data that was counted; or remove this participant and add it again, after which "
-            f"all samples are counted again{more}"
+            f"{fact}, so the sum of a step would not be the one that was begun. Restart with what was counted{more}; "
+            "or remove this participant and add it again, after which all samples are counted again"
         )
 
 

@@ -75,8 +75,9 @@ class StepInput:
         if taken != 1 and not (taken == 0 and self.failed):
             raise InputError(
                 f"pass {number} of the loop over steps() took {taken} steps of the confined optimiser; every pass "
-                "takes one, at all members: call optimizer.step() once, or end one block of local_steps(). A member "
-                "that has no records for a step calls it, too, after zero_grad()"
+                "takes one, at all members: call optimizer.step() once, or end one block of local_steps(). Give every "
+                "member records in every step, with cgd.BatchSampler; a step after zero_grad() is possible, too, but "
+                "then the sum discloses the gradients of the others"
             )
 
     def vector(self, parameters: Sequence[torch.Tensor], optimizer: torch.optim.Optimizer) -> torch.Tensor:

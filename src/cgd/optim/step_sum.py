@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cgd.errors import InputError, LocalProtocolError, PeerLeftError, SettingsError
 from cgd.optim import program_checks, sample_count
 from cgd.optim.clipping import clip_to_norm
-from cgd.optim.displacement import step_context, trainable
+from cgd.optim.displacement import origin_digest, step_context, trainable
 from cgd.optim.flat_vectors import common_states_on_cpu, split_sum
 from cgd.optim.fresh_origins import describe
 from cgd.optim.origin import warn_if_unconfined
@@ -43,6 +43,7 @@ class StepSum:
         vector: returns what this member enters: its gradients, or its updates.
         samples: the number of this member's samples, on this rank.
         records_digest: a digest of them, or nothing.
+        origin: a digest of our origin, or nothing.
         privacy: differential privacy, if wanted.
         max_norm: the largest norm of the opened sum.
         step_input: what the vectors are.
@@ -57,6 +58,7 @@ class StepSum:
     vector: Callable[[], torch.Tensor]
     samples: int
     records_digest: bytes
+    origin: bytes
     privacy: Privacy | None
     max_norm: float | None
     step_input: StepInput
@@ -88,6 +90,7 @@ class StepSums:
         self._optimizer, self._recovery, self._weighted_sums = optimizer, recovery, weighted_sums
         self._ranks, self._kind, self._options = ranks, kind, options
         self._latest: dict[Peers, tuple[bytes, int]] = {}  # the model of the latest sum, and its epoch
+        self._origins: dict[Peers, bytes] = {}  # digests
 
     def request(self, peers: Peers, groups: list[dict[str, Any]], number: int) -> StepSum:
         """Return the sum of a step's gradients of these groups."""
@@ -101,10 +104,26 @@ class StepSums:
             partial(self._vector, peers, parameters, step.slot),
             optimizer.samples,
             optimizer.records_digest,
+            self.origin(peers, parameters),
             optimizer.privacy,
             optimizer.max_norm,
             optimizer.step_input,
         )
+
+    def origin(self, peers: Peers, parameters: Sequence[torch.Tensor]) -> bytes:
+        """Return a digest of the origin of these parameters, as it was at the first call; nothing outside a federation.
+
+        With differential privacy there is none: every attempt at a step has its own noise.
+        """
+        if peers.epoch == 0 or self._optimizer.privacy is not None:
+            return b""
+        if peers not in self._origins:
+            self._origins[peers] = origin_digest(parameters, self._optimizer.state)
+        return self._origins[peers]
+
+    def forget_origins(self) -> None:
+        """Compute the digests again: the program has loaded a state."""
+        self._origins.clear()
 
     def _context(self, groups: list[dict[str, Any]]) -> StepContext:
         optimizer, kind = self._optimizer, self._kind + describe(trainable(*groups))
@@ -139,13 +158,14 @@ class StepSums:
             was_counted = peers.recovery.took_part()
             # A count of an earlier epoch is replayed; the present epoch counts again.
             took_part = was_counted and epoch == peers.epoch
-            check = partial(sample_count.check, peers, samples, groups, epoch, digest, exact=privacy is None)
+            digests = digest, requested.origin
+            check = partial(sample_count.check, peers, samples, groups, epoch, *digests, exact=privacy is None)
             check(revealed=revealed, took_part=took_part)
             self._check_model(peers, requested, epoch)
             vector = requested.vector()
         if groups[0]["total_samples"] is None:
             count = partial(sample_count.count_for_groups, was_counted=was_counted, took_part=took_part)
-            count(peers, groups, samples, step, epoch, addends, digest, privacy)
+            count(peers, groups, samples, step, epoch, addends, *digests, privacy)
             self._weighted_sums.forget_weight(peers)
             with abort_on_error([peers]):  # a replayed count may be that of an earlier process
                 check(took_part=took_part)
