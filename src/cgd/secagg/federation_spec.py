@@ -95,6 +95,8 @@ class FederationSpec:
         sections: the digest of every section of the federation file, by name.
         version: the version of cgd.
         keys: the public keys of all members.
+        quorum: the least number of members that go on together without the others; None if every sum waits for all.
+            `sections` contains its digest.
     """
 
     federation: str
@@ -104,6 +106,7 @@ class FederationSpec:
     sections: Mapping[str, str]
     version: str
     keys: Mapping[PeerId, PublicKeys]
+    quorum: int | None = None
 
     def check_successor(self, new: FederationSpec) -> None:
         """Check that `new` may replace this specification.
