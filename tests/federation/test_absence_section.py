@@ -12,6 +12,7 @@ from cgd import InputError
 from cgd.federation.absence_section import ABSENCE_REVEALS_GRADIENTS, MIN_PATIENCE, Absence
 from cgd.federation.config import Federation, HubSite, Training
 from cgd.federation.config_edit import add_participant, create_federation, remove_participant
+from cgd.tabular.settings import TabularSettings
 from cgd.transport.link import SILENT_SECONDS
 from support.federation_files import KEYS, block, grid, participant, participants, rejection, text, write
 from support.private_tables import PRIVATE_SCHEMA
@@ -154,6 +155,20 @@ def test_noise_takes_the_place_of_the_acceptance(tmp_path: Path) -> None:
         replace(federation, absence=Absence(4, 60, "no"))
     with pytest.raises(InputError, match="from the sums before and after"):
         replace(federation, privacy=None)
+
+
+def test_noise_of_a_quorum_protects_from_colluders(tmp_path: Path) -> None:
+    """A sum may have the quorum only: if all of it but nobody else colluded, no noise would be left."""
+    private = PRIVATE_SCHEMA.replace("[privacy]", "[privacy]\ncolluders = 4")
+    head = "[absence]\nquorum = 4\npatience = 60\n"
+    assert Federation.load(write(tmp_path, five(private))).privacy is not None
+    assert rejection(tmp_path, five(head + private)).startswith(
+        ": [privacy] colluders is 4, and a sum may have only 4 members, the quorum; choose at most 3"
+    )
+    federation = Federation.load(write(tmp_path, five(head + private.replace("colluders = 4", "colluders = 3"))))
+    settings = TabularSettings.from_federation(federation, "ada").privacy_settings()
+    assert (settings.quorum, settings.colluders) == (4, 3)
+    assert settings.step_encoding(5, 10, 1000, 64).noisy_members == 1
 
 
 def test_least_patience_is_above_the_silence_that_links_notice() -> None:

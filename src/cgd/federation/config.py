@@ -126,7 +126,7 @@ class Federation:
                 )
         if self.privacy is not None:
             with at("[privacy] "):
-                check_coverage(self.privacy, self.data, count, grid=self.grid is not None)
+                check_coverage(self.privacy, self.data, count, grid=self.grid is not None, quorum=self.quorum)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Federation:
