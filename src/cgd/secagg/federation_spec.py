@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from cgd.secagg.messages import Hello, PeerId
 
@@ -95,6 +95,7 @@ class FederationSpec:
         sections: the digest of every section of the federation file, by name.
         version: the version of cgd.
         keys: the public keys of all members.
+        quorum: the number of members that can go on without the others; None if all are needed.
     """
 
     federation: str
@@ -104,6 +105,41 @@ class FederationSpec:
     sections: Mapping[str, str]
     version: str
     keys: Mapping[PeerId, PublicKeys]
+    quorum: int | None = None
+
+    @property
+    def tolerated(self) -> int:
+        """The number of dishonest members up to which the promises hold with a quorum.
+
+        Two sets of present members must have an honest member in common, and every sum two honest members.
+        """
+        quorum = len(self.members) if self.quorum is None else self.quorum
+        return min(quorum - 2, 2 * quorum - len(self.members) - 1)
+
+    def with_present(self, present: Collection[PeerId]) -> FederationSpec:
+        """Return this specification with the present members only, who sum together."""
+        groups = {name: tuple(each for each in members if each in present) for name, members in self.groups.items()}
+        return replace(self, members=tuple(sorted(present)), groups=groups)
+
+    def check_quorum(self) -> None:
+        """Check that this quorum is possible.
+
+        Raises:
+            InputError: it is not more than half of the members, or below 3, or there is more than one group.
+        """
+        if self.quorum is None:
+            return
+        count = len(self.members)
+        if len(self.groups) > 1:
+            raise InputError(
+                "there is a quorum, and the participants form a grid: the features of a record are spread over a row, "
+                "which cannot go on without one of its members. Remove the quorum, or let all have one column"
+            )
+        if not (3 <= self.quorum <= count and 2 * self.quorum > count):
+            raise InputError(
+                f"quorum is {self.quorum} and there are {count} members; it is more than half of them, and at least 3: "
+                f"from {max(3, count // 2 + 1)} to {count}"
+            )
 
     def check_successor(self, new: FederationSpec) -> None:
         """Check that `new` may replace this specification.
