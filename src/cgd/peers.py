@@ -158,6 +158,11 @@ class Peers:
         return self._driver.epoch
 
     @property
+    def quorum(self) -> int | None:
+        """The least number of members of a sum, if members may be absent; None if every sum has all."""
+        return self._driver.quorum
+
+    @property
     def traffic(self) -> Traffic:
         """The counters of frames and bytes sent and received."""
         return self._driver.traffic

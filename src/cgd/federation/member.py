@@ -184,6 +184,11 @@ class FederationMember:
                 raise InputError(
                     f"its [{section}] has changed, which running participants cannot adopt; stop them all, then join"
                 )
+        if new.privacy is not None and new.quorum != self.federation.quorum:
+            raise InputError(
+                f"quorum in [absence] is {new.quorum} and was {self.federation.quorum}, and the noise of [privacy] is "
+                "sized for it; keep it, or train again under another name"
+            )
         if new.name != self.federation.name or new.epoch <= self.federation.epoch:
             raise InputError(
                 f"it is {new.name!r}, epoch {new.epoch}, and {self.me} runs {self.federation.name!r}, epoch "

@@ -95,7 +95,8 @@ class FederationSpec:
         sections: the digest of every section of the federation file, by name.
         version: the version of cgd.
         keys: the public keys of all members.
-        quorum: the number of members that can go on without the others; None if all are needed.
+        quorum: the least number of members that go on together without the others; None if every sum waits for all.
+            `sections` contains its digest.
     """
 
     federation: str
@@ -120,26 +121,6 @@ class FederationSpec:
         """Return this specification with the present members only, who sum together."""
         groups = {name: tuple(each for each in members if each in present) for name, members in self.groups.items()}
         return replace(self, members=tuple(sorted(present)), groups=groups)
-
-    def check_quorum(self) -> None:
-        """Check that this quorum is possible.
-
-        Raises:
-            InputError: it is not more than half of the members, or below 3, or there is more than one group.
-        """
-        if self.quorum is None:
-            return
-        count = len(self.members)
-        if len(self.groups) > 1:
-            raise InputError(
-                "there is a quorum, and the participants form a grid: the features of a record are spread over a row, "
-                "which cannot go on without one of its members. Remove the quorum, or let all have one column"
-            )
-        if not (3 <= self.quorum <= count and 2 * self.quorum > count):
-            raise InputError(
-                f"quorum is {self.quorum} and there are {count} members; it is more than half of them, and at least 3: "
-                f"from {max(3, count // 2 + 1)} to {count}"
-            )
 
     def check_successor(self, new: FederationSpec) -> None:
         """Check that `new` may replace this specification.

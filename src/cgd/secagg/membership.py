@@ -124,7 +124,6 @@ class Membership:
         for members in groups.values():
             check_members(self.me, members)
         self.federation_spec = federation_spec
-        federation_spec.check_quorum()
         self.others = tuple(sorted(set(federation_spec.members) - {self.me}))
         self.present = frozenset(federation_spec.members)
         self._leave_view()

@@ -74,6 +74,10 @@ class Driver(Protocol):
     def epoch(self) -> int:
         """The current epoch of the membership; 0 if the members never change."""
 
+    @property
+    def quorum(self) -> int | None:
+        """The least number of members of a sum, if members may be absent; None if every sum has all."""
+
     def exclusive(self) -> AbstractContextManager[None]:
         """Return a context manager that admits one sum at a time."""
 
@@ -221,6 +225,11 @@ class SessionDriver:
     def epoch(self) -> int:
         """0: the members of a session do not change."""
         return 0
+
+    @property
+    def quorum(self) -> None:
+        """None: every sum of a session has all members."""
+        return None
 
     def next_round(self) -> tuple[int, int]:
         """Return the epoch of the next sum, 0, and its number of addends."""

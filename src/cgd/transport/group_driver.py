@@ -60,6 +60,11 @@ class GroupDriver:
         with self._runtime.locked() as membership:
             return membership.group(self._group).epoch
 
+    @property
+    def quorum(self) -> int | None:
+        """The least number of members of a sum in the current epoch; None if every sum has all."""
+        return self._runtime.membership.federation_spec.quorum
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Admit one sum at a time."""

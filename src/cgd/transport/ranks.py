@@ -201,6 +201,12 @@ class RankDriver:
         """The epoch of the membership."""
         return int(self._state["epoch"])
 
+    @property
+    def quorum(self) -> int | None:
+        """The least number of members of a sum, if members may be absent."""
+        found = self._state["quorum"]
+        return None if found is None else int(found)
+
     def exclusive(self) -> AbstractContextManager[None]:
         """Admit one sum at a time."""
         if self._driver is not None:
@@ -345,6 +351,7 @@ def describe_driver(driver: Any) -> dict[str, Any]:
         "session_id": driver.session_id.hex(),
         "number": driver.number,
         "epoch": driver.epoch,
+        "quorum": driver.quorum,
     }
 
 

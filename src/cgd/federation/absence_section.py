@@ -1,0 +1,162 @@
+"""The section `[absence]` of the federation file: a quorum, which goes on without members that are silent.
+
+    [absence]
+    quorum = 4         # the least number of members of a sum: more than half of all, and at least 3
+    patience = 60.0    # the seconds of silence after which the others go on without a member
+    accept = "absence reveals gradients"   # not needed with [privacy], whose noise covers it
+
+Without this section every sum waits for all members.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from cgd.errors import InputError
+from cgd.federation.toml_validation import check_keys, typed
+from cgd.secagg.reduction import MIN_MEMBERS
+from cgd.transport.link import SILENT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cgd.secagg.messages import Opening
+
+ABSENCE_REVEALS_GRADIENTS = "absence reveals gradients"
+"""The sentence that must be given to use a quorum without differential privacy."""
+MIN_PATIENCE = SILENT_SECONDS + 1.0
+"""The least patience: a link reports silence after `SILENT_SECONDS`."""
+
+
+@dataclass(frozen=True)
+class Absence:
+    """The settings of a quorum, equal for all members. Invalid values raise an `InputError`.
+
+    Attributes:
+        quorum: the least number of members that go on together.
+        patience: the seconds of silence after which the others go on without a member.
+        accept: `ABSENCE_REVEALS_GRADIENTS`; may be empty with differential privacy.
+    """
+
+    quorum: int
+    patience: float
+    accept: str = ""
+
+    def __post_init__(self) -> None:
+        for name, kind in {"quorum": int, "patience": float, "accept": str}.items():
+            object.__setattr__(self, name, typed(name, getattr(self, name), kind))
+        if self.quorum < MIN_MEMBERS:
+            raise InputError(
+                f"quorum is {self.quorum}; a sum over fewer than {MIN_MEMBERS} members hides nothing, raise it"
+            )
+        if not MIN_PATIENCE <= self.patience < math.inf:  # also NaN
+            raise InputError(
+                f"patience is {self.patience}; it is a finite number of seconds, at least {MIN_PATIENCE:g}, because "
+                f"silence is noticed after {SILENT_SECONDS:g}. To wait without limit, remove [absence]"
+            )
+        if self.accept not in ("", ABSENCE_REVEALS_GRADIENTS):
+            raise InputError(f"accept is {self.accept!r}; it must be exactly {ABSENCE_REVEALS_GRADIENTS!r}")
+
+    def check_members(self, members: int, minimum: int = MIN_MEMBERS) -> None:
+        """Check that the quorum is more than half of the members, at least `minimum` in [training], and not all.
+
+        Raises:
+            InputError: it is not.
+        """
+        if self.quorum < minimum:
+            raise InputError(
+                f"quorum is {self.quorum}, and minimum in [training] is {minimum}: no sum has fewer members; raise "
+                "quorum, or lower minimum"
+            )
+        least, most = max(minimum, members // 2 + 1), members - 1
+        if least > most:
+            raise InputError(
+                f"quorum is {self.quorum}, and there are {members} participants; without one of them too few are left "
+                f"for a sum. Remove [absence], or add participants"
+            )
+        if self.quorum > most:
+            raise InputError(
+                f"quorum is {self.quorum}, and there are {members} participants: no sum could go on without one of "
+                f"them; choose {_range(least, most)}, or remove [absence]"
+            )
+        if self.quorum < least:
+            raise InputError(
+                f"quorum is {self.quorum}, and there are {members} participants: two parts of the network could go on "
+                f"side by side, with two histories, unless it is more than half; choose {_range(least, most)}"
+            )
+
+    def check_use(self, *, private: bool, grid: bool, opening: Opening) -> None:
+        """Check that a quorum is possible, and that what it reveals is accepted.
+
+        Args:
+            private: there is differential privacy.
+            grid: the members have cells in a grid.
+            opening: how sums are opened.
+
+        Raises:
+            InputError: it is not.
+        """
+        if grid:
+            raise InputError(
+                f"quorum is {self.quorum}, and the participants form a grid: the others of a row need the columns of "
+                "each of its members, and all sums of a step need the same members; remove [absence], or the cells"
+            )
+        if opening != "mesh":
+            adder = "the hub, which waits for the values of all" if opening == "hub" else "one of the members"
+            raise InputError(
+                f"quorum is {self.quorum}, and opening in [training] is {opening!r}: sums are added by {adder}; choose "
+                "opening = 'mesh', with which a [hub] still relays, or remove [absence]"
+            )
+        if not private and not self.accept:
+            raise InputError(
+                "from the sums before and after a member's absence its gradient is estimated, and whoever can cut its "
+                "connections chooses when. Add a [privacy], whose noise covers it; or, if all participants may learn "
+                f"such estimates, write accept = {ABSENCE_REVEALS_GRADIENTS!r}"
+            )
+
+    def describe(self, members: int) -> str:
+        """Return what the settings mean, in one sentence.
+
+        Examples:
+            >>> Absence(4, 60, ABSENCE_REVEALS_GRADIENTS).describe(5)
+            'after 60 seconds of silence of a member, at least 4 of 5 go on without it (absence reveals gradients)'
+        """
+        how = self.accept or "covered by [privacy]"
+        return (
+            f"after {self.patience:g} seconds of silence of a member, at least {self.quorum} of {members} go on "
+            f"without it ({how})"
+        )
+
+    def written(self) -> dict[str, Any]:
+        """Return the settings that a federation file states."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
+
+
+def parse_absence(table: Any) -> Absence:
+    """Parse an `[absence]` section.
+
+    Raises:
+        InputError: it is not valid.
+    """
+    check_keys(table, ("quorum", "patience"), ("accept",))
+    return Absence(**table)
+
+
+def check_place(content: Mapping[str, Any]) -> None:
+    """Check that the content of a file has no quorum in another section.
+
+    Raises:
+        InputError: it has.
+    """
+    training = content.get("training")
+    if "quorum" in content or (isinstance(training, dict) and "quorum" in training):
+        where = "[training]" if isinstance(training, dict) and "quorum" in training else "the head of the file"
+        raise InputError(
+            f"there is a quorum in {where}; write it in a section [absence], with quorum, patience and accept"
+        )
+
+
+def _range(least: int, most: int) -> str:
+    return f"{least}" if least == most else f"{least} to {most}"
