@@ -36,6 +36,7 @@ class Observation:
         addend: the digest of its addend.
         masks: the key and position of the mask shared with each peer.
         revealed: whether it has revealed its self-mask key.
+        commitment: its commitment to that key.
     """
 
     member: str
@@ -44,6 +45,7 @@ class Observation:
     addend: bytes
     masks: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     revealed: bool = False
+    commitment: bytes = b""
 
 
 class Observations:
@@ -81,7 +83,7 @@ class Observations:
                 at = Terms.from_bytes(terms)
                 which = ("step", at.step[1]) if settings.weighted and at.step is not None else ("index", at.index)
                 digest = sha256(secret.data).digest()
-                this.observation = Observation(this.me, this.members, which, digest)  # type: ignore[attr-defined]
+                this.observation = Observation(this.me, this.members, which, digest, commitment=sha256(this._key).digest())  # type: ignore[attr-defined]
             start(this, settings, secret, terms, *hooks)
 
         def recorded_share(this: SecureSum) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from cgd.secagg.messages import Hello, PeerId
 
@@ -107,6 +107,20 @@ class FederationSpec:
     version: str
     keys: Mapping[PeerId, PublicKeys]
     quorum: int | None = None
+
+    @property
+    def tolerated(self) -> int:
+        """The number of dishonest members up to which the promises hold with a quorum.
+
+        Two sets of present members must have an honest member in common, and every sum two honest members.
+        """
+        quorum = len(self.members) if self.quorum is None else self.quorum
+        return min(quorum - 2, 2 * quorum - len(self.members) - 1)
+
+    def with_present(self, present: Collection[PeerId]) -> FederationSpec:
+        """Return this specification with the present members only, who sum together."""
+        groups = {name: tuple(each for each in members if each in present) for name, members in self.groups.items()}
+        return replace(self, members=tuple(sorted(present)), groups=groups)
 
     def check_successor(self, new: FederationSpec) -> None:
         """Check that `new` may replace this specification.

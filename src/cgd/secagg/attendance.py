@@ -1,0 +1,169 @@
+"""Attendance: which members are present, as they agree on it, if a federation has a quorum.
+
+Every member announces whom it has not heard for too long, and which members it proposes for the next view. A view is
+formed when all its members propose the same one: the same number, the same members and the same processes. The rules:
+
+1. A view has at least as many members as the quorum, which is more than half. So two views without a common member do
+   not exist, whatever the network does, and a member is in one view at a time.
+2. A member goes on without a peer only if it has not heard it itself, or if two peers report each that they do not hear
+   the other: then one of the two is left out.
+3. Numbers increase: a member never enters a view with a number that is not above that of its last view.
+4. The first sum of an epoch is made by all members. So every later view has members that took part in it.
+5. A view has its own *period*: the epoch and the number. The samples are counted again in every period, because the
+   members have changed, and entries of the journal show in which period they were made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cgd.errors import RemoteProtocolError
+from cgd.secagg.messages import Attendance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cgd.secagg.federation_spec import FederationSpec
+    from cgd.secagg.messages import PeerId
+
+NUMBER_BITS = 32
+
+
+def period_of(epoch: int, number: int) -> int:
+    """Return the period of a view: the epoch in the upper bits, and the number of the view."""
+    return epoch << NUMBER_BITS | number
+
+
+def epoch_of(period: int) -> int:
+    """Return the epoch of a period; without a quorum, a period is an epoch.
+
+    Examples:
+        >>> epoch_of(period_of(3, 17)), epoch_of(3)
+        (3, 3)
+    """
+    return period >> NUMBER_BITS or period
+
+
+def number_of(period: int) -> int:
+    """Return the number of the view of a period; 0 without a quorum."""
+    return period % (1 << NUMBER_BITS) if period >> NUMBER_BITS else 0
+
+
+class AttendanceExchange:
+    """The attendance as this member and its peers announce it.
+
+    Args:
+        me: the name of this member.
+        federation_spec: the federation spec; it has a quorum.
+        number: the number of the last view that this member was in.
+
+    Attributes:
+        absent: the members that we have not heard for too long.
+        begun: whether we have finished a sum in this epoch.
+        received: the latest announcement of each peer.
+        own: our latest announcement.
+    """
+
+    def __init__(self, me: PeerId, federation_spec: FederationSpec, number: int) -> None:
+        self.absent: frozenset[PeerId] = frozenset()
+        self.begun = False
+        self.received: dict[PeerId, Attendance] = {}
+        self.own = Attendance(number, (), bytes(32), (), begun=False)
+        self._me, self._federation_spec, self._entered = me, federation_spec, number
+        self._proposed: tuple[tuple[PeerId, ...], bytes] = (), b""
+        self._renew = False
+
+    def receive(self, sender: PeerId, attendance: Attendance) -> None:
+        """Record a peer's announcement.
+
+        Raises:
+            RemoteProtocolError: it names others than members.
+        """
+        if not {*attendance.members, *attendance.absent} <= set(self._federation_spec.members):
+            raise RemoteProtocolError(sender, "announced an attendance with others than the members")
+        self.received[sender] = attendance
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop the announcement of a peer's earlier process."""
+        self.received.pop(peer, None)
+
+    def renew(self) -> None:
+        """Propose a new view of the same members."""
+        self._renew = True
+
+    def update(self, processes: Callable[[tuple[PeerId, ...]], bytes | None]) -> Attendance | None:
+        """Return our new announcement if it has changed.
+
+        Args:
+            processes: returns the digest of the ephemeral keys of these members; None if one is not known.
+        """
+        members = self._target()
+        digest = processes(members) if members else None
+        number, proposed = self.own.number, self._proposed
+        if digest is None:
+            members, digest = (), bytes(32)
+        else:
+            others = [self.received[peer].number for peer in members if peer in self.received]
+            highest = max(number, self._entered, *others)
+            changed = (members, digest) != proposed or self._renew
+            number, proposed = (highest + 1 if changed else highest), (members, digest)
+            self._renew = False
+        self._proposed = proposed
+        new = Attendance(number, members, digest, tuple(sorted(self.absent)), self.begun)
+        if new == replace(self.own, begun=self.begun):
+            return None
+        self.own = new
+        return new
+
+    def agreed(self) -> Attendance | None:
+        """Return the attendance that all its members propose, if it is that of a new view."""
+        own = self.own
+        if not own.members or own.number <= self._entered:
+            return None
+        for peer in own.members:
+            if peer != self._me:
+                theirs = self.received.get(peer)
+                if theirs is None or (theirs.number, theirs.members, theirs.processes) != (
+                    own.number,
+                    own.members,
+                    own.processes,
+                ):
+                    return None
+        return own
+
+    def enter(self) -> None:
+        """Record that we enter the view that we propose."""
+        self._entered = self.own.number
+
+    @property
+    def missing(self) -> frozenset[PeerId]:
+        """The members of the view that we propose which do not propose it."""
+        own = self.own
+        return frozenset(
+            peer
+            for peer in own.members
+            if peer != self._me
+            and (peer not in self.received or self.received[peer].members != own.members)
+        )
+
+    def _target(self) -> tuple[PeerId, ...]:
+        """Return the members of the view that we want; none if they are too few."""
+        spec = self._federation_spec
+        members = set(spec.members) - self.absent
+        claims = {peer: set(each.absent) for peer, each in self.received.items() if peer in members}
+        apart = {
+            peer: {other for other in theirs & claims.keys() if peer in claims[other]} for peer, theirs in claims.items()
+        }
+        while any(theirs & members for peer, theirs in apart.items() if peer in members):
+            members.remove(max(members, key=lambda peer: (len(apart.get(peer, set()) & members), peer)))
+        if spec.quorum is None or len(members) < spec.quorum or self._me not in members:
+            return ()
+        if len(members) < len(spec.members) and not self._has_begun(members):
+            return ()
+        return tuple(sorted(members))
+
+    def _has_begun(self, members: set[PeerId]) -> bool:
+        """Return whether this epoch's first sum was made; a member that lost its state asks enough others."""
+        claims = sum(each.begun for peer, each in self.received.items() if peer in members)
+        return self.begun or claims > self._federation_spec.tolerated
