@@ -209,13 +209,17 @@ class QuorumSimulation(Simulation):
                         break
                 self.deliver_one()
             else:
-                raise InvariantError(str({me: each.membership.waiting_for("everyone") for me, each in self.programs.items()}))
+                raise InvariantError(
+                    str({me: each.membership.waiting_for("everyone") for me, each in self.programs.items()})
+                )
         self.check_invariants()
 
     @property
     def done(self) -> bool:
         programs = [self.programs.get(me) for me in self.honest]
-        return all(each is not None and (len(each.totals) == self.sums or each.stopped is not None) for each in programs)
+        return all(
+            each is not None and (len(each.totals) == self.sums or each.stopped is not None) for each in programs
+        )
 
     def step(self) -> None:
         chance = self.rng.random()
@@ -278,7 +282,9 @@ class QuorumSimulation(Simulation):
     def start(self, me: str) -> None:
         journal = Journal.from_bytes(self.saved[me])
         if me == ADVERSARY and self.dishonest:
-            journal = self.adversary.forge_journal(Journal.from_bytes(self.rng.choice(list(self.old_journals.values()))))
+            journal = self.adversary.forge_journal(
+                Journal.from_bytes(self.rng.choice(list(self.old_journals.values())))
+            )
             if journal.started == 0:
                 journal.started = 0
         self.programs[me] = QuorumProgram(me, self.federation_spec, self.sums, journal)
@@ -315,5 +321,3 @@ class QuorumSimulation(Simulation):
                 self.observations.add_completion(message.content)
         self.call(to, lambda: self.programs[to].membership.receive(sender, frame))
         self.advance(to)
-
-

@@ -101,7 +101,7 @@ class AttendanceExchange:
 
     def count_tick(self) -> None:
         """Give up a view of some members only, if the others do not propose it: they may not know the reason."""
-        if self.only and self.own.number > self._entered:
+        if self.only and (self.own.number > self._entered or self._me not in self.only):
             self._ticks += 1
             if self._ticks > MAX_TICKS:
                 self.only = frozenset()
@@ -157,8 +157,7 @@ class AttendanceExchange:
         return frozenset(
             peer
             for peer in own.members
-            if peer != self._me
-            and (peer not in self.received or self.received[peer].members != own.members)
+            if peer != self._me and (peer not in self.received or self.received[peer].members != own.members)
         )
 
     def _target(self) -> tuple[PeerId, ...]:
@@ -167,7 +166,8 @@ class AttendanceExchange:
         members = set(spec.members) - self.absent
         claims = {peer: set(each.absent) for peer, each in self.received.items() if peer in members}
         apart = {
-            peer: {other for other in theirs & claims.keys() if peer in claims[other]} for peer, theirs in claims.items()
+            peer: {other for other in theirs & claims.keys() if peer in claims[other]}
+            for peer, theirs in claims.items()
         }
         while any(theirs & members for peer, theirs in apart.items() if peer in members):
             members.remove(max(members, key=lambda peer: (len(apart.get(peer, set()) & members), peer)))

@@ -315,9 +315,6 @@ class ViewChange:
             for peer in self._others:
                 if peer in own.commitments:
                     self._send(peer, CompleteSum(group.name, content))
-        positions = self.reports.positions(group.name)
-        if any(position.length != len(group.journal) for position in positions.values()):
-            return  # a member is behind, and requests entries up to those that we reported
         if own.masked is not None and own.recover_keys(quorum):
             group.complete(own)
             self._renew(frozenset())
@@ -382,6 +379,11 @@ class ViewChange:
         journal = group.journal
         if request.since > len(journal):
             raise RemoteProtocolError(sender, f"requested sums after {request.since}, but there are {len(journal)}")
+        if (
+            self._federation_spec.quorum is not None
+            and len(journal) != self.reports.latest[self._me].groups[group.name].length
+        ):
+            return  # we have completed a sum since we reported: the member catches up in the next view
         version = (request.states, len(journal), *(state.steps for _, state in sorted(journal.states.items())))
         transferred = self._transferred.setdefault((sender, request.group), set())
         if version in transferred or len(transferred) >= MAX_TRANSFERS:  # no member needs the same one twice in a view
@@ -442,7 +444,6 @@ class ViewChange:
                 if peer not in signers and (position.length, position.head) != (claimed.length, claimed.head)
             }
         return objections
-
 
     def _find_objections_in_period(
         self, group: Group, transfer: JournalTransfer, own: GroupPosition
