@@ -100,6 +100,12 @@ class WeightError(ProtocolError):
     """The members' weights do not sum to one, so the weighted sum is not used."""
 
 
+def _describe(period: int) -> str:
+    """Describe an epoch, or with a quorum a period (`cgd.secagg.attendance`)."""
+    epoch, number = divmod(period, 1 << 32)
+    return f"view {number} of epoch {epoch}" if epoch else f"epoch {period}"
+
+
 class MembersChangedError(ProtocolError):
     """A new epoch began while a sum was waiting; the addend must be weighted for the new members.
 
@@ -110,7 +116,8 @@ class MembersChangedError(ProtocolError):
     def __init__(self, before: int, now: int, members: Collection[str]) -> None:
         self.members = tuple(sorted(members))
         super().__init__(
-            f"epoch {now} began during a sum of epoch {before}; the members are {', '.join(self.members)} now: "
+            f"{_describe(now)} began during a sum of {_describe(before)}; the members are "
+            f"{', '.join(self.members)} now: "
             "weight the values for them and sum again"
         )
 

@@ -67,10 +67,10 @@ class QuorumProgram(Program):
         self.membership.start("everyone", settings, encode, group.next_epoch, Step(0, number))
 
     def _take(self, pending: Any) -> None:
+        self.save()
         if not pending.spec.weighted:
             self._counted_epoch = pending.epoch
         elif pending.step.number == len(self.totals):
-            self.save()
             self.totals.append(pending.total.tobytes())
             content = self._counted_epoch.to_bytes(PERIOD_BYTES, "little") + self.totals[-1]
             self.journal.save_state(0, len(self.totals), content)
@@ -158,7 +158,7 @@ class QuorumSimulation(Simulation):
         dishonest: whether member "c" is dishonest.
     """
 
-    def __init__(self, seed: int, count: int, quorum: int, sums: int = 3, *, dishonest: bool = False) -> None:
+    def __init__(self, seed: int, count: int, quorum: int, sums: int = 5, *, dishonest: bool = False) -> None:
         self.rng = random.Random(seed)
         self.sums, self.dishonest = sums, dishonest
         self.federation_spec = quorum_spec(count, quorum)
@@ -178,6 +178,8 @@ class QuorumSimulation(Simulation):
         self.cuts: set[frozenset[str]] = set()
         self.stopped: set[str] = set()
         self.durable = members[0]
+        self.unrest = self.rng.choice([0.004, 0.01, 0.03])
+        """The part of the steps in which something fails or is repaired."""
         self.sizes: set[int] = set()
         """The numbers of members of the views in which a sum was finished."""
 
@@ -207,19 +209,23 @@ class QuorumSimulation(Simulation):
                         break
                 self.deliver_one()
             else:
-                raise InvariantError(str({me: each.membership.waiting_for("everyone") for me, each in self.programs.items()}))
+                raise InvariantError(
+                    str({me: each.membership.waiting_for("everyone") for me, each in self.programs.items()})
+                )
         self.check_invariants()
 
     @property
     def done(self) -> bool:
         programs = [self.programs.get(me) for me in self.honest]
-        return all(each is not None and (len(each.totals) == self.sums or each.stopped is not None) for each in programs)
+        return all(
+            each is not None and (len(each.totals) == self.sums or each.stopped is not None) for each in programs
+        )
 
     def step(self) -> None:
         chance = self.rng.random()
-        if chance < 0.008:
+        if chance < self.unrest:
             self.disturb()
-        elif chance < 0.05:
+        elif chance < self.unrest + 0.05:
             self.tick(self.rng.choice(self.federation_spec.members))
         else:
             self.deliver_one()
@@ -247,9 +253,10 @@ class QuorumSimulation(Simulation):
         match self.rng.randrange(7):
             case 0 if me in self.programs:
                 self.kill(me)
-            case 1 if me in self.programs:  # restarted at once
-                self.kill(me)
-                self.start(me)
+            case 1:  # restarted at once, and so are those that stopped with an error
+                for name in [name for name, each in self.programs.items() if name == me or each.stopped is not None]:
+                    self.kill(name)
+                    self.start(name)
             case 2:
                 self.stopped ^= {me}
             case 3:
@@ -261,6 +268,8 @@ class QuorumSimulation(Simulation):
                 self.cuts.clear()
                 self.stopped.clear()
                 for name in members:
+                    if name in self.programs and self.programs[name].stopped is not None:
+                        self.kill(name)
                     if name not in self.programs:
                         self.start(name)
 
@@ -273,7 +282,9 @@ class QuorumSimulation(Simulation):
     def start(self, me: str) -> None:
         journal = Journal.from_bytes(self.saved[me])
         if me == ADVERSARY and self.dishonest:
-            journal = self.adversary.forge_journal(Journal.from_bytes(self.rng.choice(list(self.old_journals.values()))))
+            journal = self.adversary.forge_journal(
+                Journal.from_bytes(self.rng.choice(list(self.old_journals.values())))
+            )
             if journal.started == 0:
                 journal.started = 0
         self.programs[me] = QuorumProgram(me, self.federation_spec, self.sums, journal)
@@ -310,5 +321,3 @@ class QuorumSimulation(Simulation):
                 self.observations.add_completion(message.content)
         self.call(to, lambda: self.programs[to].membership.receive(sender, frame))
         self.advance(to)
-
-

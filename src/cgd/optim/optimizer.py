@@ -94,6 +94,7 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         self._opened: dict[Peers, tuple[int, dict[torch.Tensor, torch.Tensor]]] = {}  # by a step that is not finished
         self._recovery, self._weighted_sums = recovery.OptimizerRecovery(), WeightedSums()
         self._ranks = RankGradients()
+        self._looping, self._jumped = False, 0  # in a loop over `steps`, and the steps that others took without us
         self._options = sorted(defaults.keys() - self.LATER_OPTIONS)  # torch adds some of its own to self.defaults
         # Without a cycle of references: the state is large, and garbage collection may run in any thread.
         own = weakref.proxy(self), self._recovery, self._weighted_sums, self._ranks
@@ -224,12 +225,18 @@ class ConfinedOptimizer(EvaluationMode, ABC):
             group["steps"] = first
         catch_up(schedulers, first)
         self.peers.recovery.jump(first)
-        for step in range(first, count):
+        self._looping, step = True, first
+        while step < count:
             self.peers.set_step(step)
             taken, self.step_input.failed = self._steps_made(), False
             yield step
+            jumped, self._jumped = self._jumped, 0
             with abort_on_error(peers for peers, _ in self.groups_by_peers()):
-                self.step_input.check_pass(step, self._steps_made() - taken)
+                self.step_input.check_pass(step, self._steps_made() - taken - jumped)
+            step += 1 + jumped
+            if jumped:
+                catch_up(schedulers, step)
+        self._looping = False
         self.drain()
 
     def steps_taken(self) -> int:
@@ -328,6 +335,8 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         if self._recovery.has_taken(peers, number):
             self._recovery.skip(peers, number + 1)
             return {}
+        if self._follow(peers, groups):
+            return {}
         if self._recovery.any_has_taken(number) and not peers.recovery.is_replay():
             raise InputError(
                 f"step {number} was taken in another group of members, but the members of this group have lost its "
@@ -338,6 +347,26 @@ class ConfinedOptimizer(EvaluationMode, ABC):
                 totals, replayed = self._sums.open(peers, self._sums.request(peers, groups, number))
                 self._opened[peers], self.replayed = (number, totals), self.replayed and replayed
                 return totals
+            if self._follow(peers, groups):
+                return {}
+
+    def _follow(self, peers: Peers, groups: list[dict[str, Any]]) -> bool:
+        """Move to the state of the other members if they have gone on without this one; return whether they have.
+
+        The steps that they took count as taken. In a loop over `steps`, the present pass is that of the last of them;
+        any other loop goes through the rest of them without a sum.
+        """
+        number = groups[0]["steps"]
+        if not self._recovery.is_overtaken(peers, number):
+            return False
+        steps = self._load_state(peers, groups)
+        if self._looping:
+            self._jumped = steps - 1 - number
+            for group in self.param_groups:
+                group["steps"] = steps - 1
+            peers.recovery.jump(steps - 1)
+        self._recovery.skip(peers, groups[0]["steps"] + 1 if self._looping else number + 1)
+        return True
 
     def _move_by_due(self, *, everything: bool = False) -> None:
         """Move by the sums that were entered so many steps ago as the delay is, or by all of them."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import PeerId
 
 NUMBER_BITS = 32
+MAX_TICKS = 10  # calls of `Membership.set_absent`, some seconds
 
 
 def period_of(epoch: int, number: int) -> int:
@@ -61,6 +62,7 @@ class AttendanceExchange:
     Attributes:
         absent: the members that we have not heard for too long.
         begun: whether we have finished a sum in this epoch.
+        only: the members of a sum that only they can repeat, if they have to do so before the next one.
         received: the latest announcement of each peer.
         own: our latest announcement.
     """
@@ -68,11 +70,12 @@ class AttendanceExchange:
     def __init__(self, me: PeerId, federation_spec: FederationSpec, number: int) -> None:
         self.absent: frozenset[PeerId] = frozenset()
         self.begun = False
+        self.only: frozenset[PeerId] = frozenset()
         self.received: dict[PeerId, Attendance] = {}
         self.own = Attendance(number, (), bytes(32), (), begun=False)
         self._me, self._federation_spec, self._entered = me, federation_spec, number
         self._proposed: tuple[tuple[PeerId, ...], bytes] = (), b""
-        self._renew = False
+        self._renew, self._ticks = False, 0
 
     def receive(self, sender: PeerId, attendance: Attendance) -> None:
         """Record a peer's announcement.
@@ -91,6 +94,17 @@ class AttendanceExchange:
     def renew(self) -> None:
         """Propose a new view of the same members."""
         self._renew = True
+
+    def restrict(self, only: frozenset[PeerId]) -> None:
+        """Propose a view of these members only, if all of them are present, for some time."""
+        self.only, self._ticks = only, 0
+
+    def count_tick(self) -> None:
+        """Give up a view of some members only, if the others do not propose it: they may not know the reason."""
+        if self.only and (self.own.number > self._entered or self._me not in self.only):
+            self._ticks += 1
+            if self._ticks > MAX_TICKS:
+                self.only = frozenset()
 
     def update(self, processes: Callable[[tuple[PeerId, ...]], bytes | None]) -> Attendance | None:
         """Return our new announcement if it has changed.
@@ -143,8 +157,7 @@ class AttendanceExchange:
         return frozenset(
             peer
             for peer in own.members
-            if peer != self._me
-            and (peer not in self.received or self.received[peer].members != own.members)
+            if peer != self._me and (peer not in self.received or self.received[peer].members != own.members)
         )
 
     def _target(self) -> tuple[PeerId, ...]:
@@ -153,7 +166,8 @@ class AttendanceExchange:
         members = set(spec.members) - self.absent
         claims = {peer: set(each.absent) for peer, each in self.received.items() if peer in members}
         apart = {
-            peer: {other for other in theirs & claims.keys() if peer in claims[other]} for peer, theirs in claims.items()
+            peer: {other for other in theirs & claims.keys() if peer in claims[other]}
+            for peer, theirs in claims.items()
         }
         while any(theirs & members for peer, theirs in apart.items() if peer in members):
             members.remove(max(members, key=lambda peer: (len(apart.get(peer, set()) & members), peer)))
@@ -161,6 +175,8 @@ class AttendanceExchange:
             return ()
         if len(members) < len(spec.members) and not self._has_begun(members):
             return ()
+        if self.only and self.only <= members:
+            return tuple(sorted(self.only)) if self._me in self.only else ()
         return tuple(sorted(members))
 
     def _has_begun(self, members: set[PeerId]) -> bool:

@@ -16,7 +16,8 @@ member has a pending reveal is never summed again by others: this very attempt i
    have gone on.
 4. The completed sum has an ordinary certificate: the statements and the keys of all its members.
 
-If the shares do not suffice, or no present member has the masked total, the members wait for an absent one.
+If the shares do not suffice, or no present member has the masked total, the same members repeat the sum, as without a
+quorum. Until all of them are present, the others wait.
 """
 
 from __future__ import annotations
@@ -180,12 +181,12 @@ class OpenSums:
     Attributes:
         void: the members whose pending reveal is void: those present have gone on without it.
         attempt: the attempt to complete, if there is one.
-        waiting_for: the members that have to be present before the next sum, because those present cannot complete it.
+        only: the members that have to repeat a sum before the next one, because nobody can complete it.
     """
 
     void: frozenset[PeerId] = frozenset()
     attempt: bytes | None = None
-    waiting_for: tuple[PeerId, ...] = ()
+    only: frozenset[PeerId] = frozenset()
 
 
 def find_open_sums(positions: Mapping[PeerId, GroupPosition], quorum: int, tolerated: int) -> OpenSums:
@@ -209,9 +210,8 @@ def find_open_sums(positions: Mapping[PeerId, GroupPosition], quorum: int, toler
         has_total = any(_part(positions[name]).has_total for name in with_material)
         if has_total and (len(with_material) >= quorum or members == with_material):
             return OpenSums(void, attempt)
-    absent = {name for position in live for name in _part(position).members} - positions.keys()
-    other = any(set(_part(position).members) != positions.keys() for position in live)
-    return OpenSums(void, waiting_for=tuple(sorted(absent or positions)) if other else ())
+    others = [set(_part(position).members) for position in live]
+    return OpenSums(void, only=next((frozenset(each) for each in others if each != positions.keys()), frozenset()))
 
 
 def _part(position: GroupPosition) -> Participation:

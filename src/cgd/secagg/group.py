@@ -460,9 +460,7 @@ class Group:
         if not self.up_to_date or self.reports is None:  # the reports of some members are missing
             return False
         positions = self.reports.positions(self.name).items()
-        return any(
-            (step.slot, step.number) in each.revealed for name, each in positions if name not in self.ignored
-        )
+        return any((step.slot, step.number) in each.revealed for name, each in positions if name not in self.ignored)
 
     def _record_pending_reveal(self, attempt: bytes) -> None:
         pending = self.pending

@@ -149,6 +149,11 @@ class Journal:
             members, keys, spec = pending_reveal.members, pending_reveal.keys, pending_reveal.spec
             self.add_revealed_step(slot, RevealedStep(number, members, keys, finished=False, spec=spec))
 
+    @property
+    def has_unfinished(self) -> bool:
+        """True if we may have revealed our key for a sum that is not finished."""
+        return self.pending_reveal is not None or not all(step.finished for step in self.revealed_steps.values())
+
     def void_pending_reveal(self) -> None:
         """Drop our pending reveal: a quorum has gone on without this sum, so it can never be opened."""
         reveal, self.pending_reveal = self.pending_reveal, None

@@ -92,7 +92,7 @@ class Membership:
         self.me = me
         self.on_pending_reveal: Callable[[Group], None] = lambda _: None
         self.on_present: Callable[[frozenset[PeerId]], None] = lambda _: None
-        self._renewing = False
+        self._renewing, self._length_before = False, 0
         self.loop_step = 0
         self._identity = identity
         self._hellos = HelloExchange(me, identity)
@@ -174,6 +174,7 @@ class Membership:
         """Record the peers that were not heard for too long; with a quorum, the others go on without them."""
         if self._attendance is not None:
             self._attendance.absent = frozenset(absent) & set(self.others)
+            self._attendance.count_tick()
             self._try_to_form_view()
 
     def _announce_attendance(self) -> None:
@@ -183,6 +184,9 @@ class Membership:
         entries = [group.journal.entries for group in self._groups.values()]
         begun = any(each and epoch_of(each[-1].epoch) == self.federation_spec.epoch for each in entries)
         self._attendance.begun = begun
+        if self._attendance.only and self._length_before < sum(len(each.journal) for each in self._groups.values()):
+            if not any(group.journal.has_unfinished for group in self._groups.values()):
+                self._attendance.only = frozenset()
         if self._attendance.update(self._digest_of_processes) is not None:
             for peer in self.others:
                 self._send_attendance(peer)
@@ -464,9 +468,14 @@ class Membership:
         if before != present:
             self.on_present(before)
 
-    def _ask_for_new_view(self) -> None:
+    def _ask_for_new_view(self, only: frozenset[PeerId]) -> None:
+        """Ask for a new view: of the members that have to repeat a sum, or of the same members."""
         if self._attendance is not None:
-            self._attendance.renew()
+            if only:
+                self._attendance.restrict(only)
+                self._length_before = sum(len(group.journal) for group in self._groups.values())
+            else:
+                self._attendance.renew()
             self._renewing = True
 
     def _renew_view(self) -> None:

@@ -69,7 +69,7 @@ class ViewChange:
         groups: the groups that we are a member of.
         send: sends a message of this view to a peer.
         send_evidence: sends evidence to all members.
-        renew: asks for a new view of the same members.
+        renew: asks for a new view, if possible of these members only.
         tolerated: the number of dishonest members that is tolerated with a quorum.
 
     Attributes:
@@ -87,7 +87,7 @@ class ViewChange:
         groups: Mapping[str, Group],
         send: Callable[[PeerId, Message], None],
         send_evidence: Callable[[SignedEvidence], None],
-        renew: Callable[[], None] = lambda: None,
+        renew: Callable[[frozenset[PeerId]], None] = lambda _: None,
         tolerated: int = 0,
     ) -> None:
         self._renew = renew
@@ -180,8 +180,8 @@ class ViewChange:
         if self._objections.get(group.name):
             return "agreement on the history", frozenset(self._objections[group.name])
         if (opened := self._open_sums.get(group.name)) is not None and not group.up_to_date:
-            if opened.waiting_for:
-                return "its part in a sum that may have been opened", frozenset(opened.waiting_for)
+            if opened.only:
+                return "its part in a sum that may have been opened", opened.only - {self._me}
             if opened.attempt is not None:
                 return "the completion of the last sum", frozenset(group.members) - {self._me}
         if group.journal_transfer is not None:
@@ -288,10 +288,12 @@ class ViewChange:
             group.ignored = found.void | {name for name, each in positions.items() if each.length < longest}
             if self._me in found.void:
                 group.void_reveal()
+            if found.only:
+                self._renew(found.only)
         found = self._open_sums[group.name]
         if found.attempt is not None:
             self._complete(group, found.attempt, quorum)
-        return found.attempt is not None or bool(found.waiting_for)
+        return found.attempt is not None or bool(found.only)
 
     def _complete(self, group: Group, attempt: bytes, quorum: int) -> None:
         """Hand out what we have of an attempt, once it is proved that all confirmed it; open it if that suffices."""
@@ -313,12 +315,9 @@ class ViewChange:
             for peer in self._others:
                 if peer in own.commitments:
                     self._send(peer, CompleteSum(group.name, content))
-        positions = self.reports.positions(group.name)
-        if any(position.length != len(group.journal) for position in positions.values()):
-            return  # a member is behind, and requests entries up to those that we reported
         if own.masked is not None and own.recover_keys(quorum):
             group.complete(own)
-            self._renew()
+            self._renew(frozenset())
 
     def _receive_completion(self, sender: PeerId, message: CompleteSum) -> None:
         group = self._groups.get(message.group)
@@ -380,6 +379,11 @@ class ViewChange:
         journal = group.journal
         if request.since > len(journal):
             raise RemoteProtocolError(sender, f"requested sums after {request.since}, but there are {len(journal)}")
+        if (
+            self._federation_spec.quorum is not None
+            and len(journal) != self.reports.latest[self._me].groups[group.name].length
+        ):
+            return  # we have completed a sum since we reported: the member catches up in the next view
         version = (request.states, len(journal), *(state.steps for _, state in sorted(journal.states.items())))
         transferred = self._transferred.setdefault((sender, request.group), set())
         if version in transferred or len(transferred) >= MAX_TRANSFERS:  # no member needs the same one twice in a view
@@ -440,7 +444,6 @@ class ViewChange:
                 if peer not in signers and (position.length, position.head) != (claimed.length, claimed.head)
             }
         return objections
-
 
     def _find_objections_in_period(
         self, group: Group, transfer: JournalTransfer, own: GroupPosition

@@ -167,11 +167,10 @@ class TrainingLoop:
         """Take all steps, or stop early; the arguments are as for `cgd.tabular.training.train`."""
         config = self.settings.training
         schedule = InverseSquareLR(self.optimizer, config.mu, config.steps) if config.mu else None
-        steps_taken = self.optimizer.steps_taken()
         replaying = True
         for self.step in range(1, config.steps + 1):
             self.peers.set_step(self.step - 1)
-            new = self.step > steps_taken
+            new = self.step > self.optimizer.steps_taken()  # with a quorum, others may have gone on without us
             loss = self._take_step() if new else self.optimizer.step()
             if self.step == 1:
                 self._save_network()

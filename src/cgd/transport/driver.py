@@ -134,6 +134,9 @@ class Recovery(Protocol):
     def load(self, slot: int) -> OptimizerState | None:
         """Return an optimiser's state as the members have it; wait until that is known."""
 
+    def is_overtaken(self, slot: int, steps: int) -> bool:
+        """Return whether the other members have gone on without this one, beyond this number of steps."""
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps: their result is part of its state."""
 
@@ -165,6 +168,10 @@ class NoRecovery:
     def load(self, slot: int) -> OptimizerState | None:  # noqa: ARG002
         """Return None."""
         return None
+
+    def is_overtaken(self, slot: int, steps: int) -> bool:  # noqa: ARG002
+        """Return False."""
+        return False
 
     def skip(self, slot: int, steps: int) -> None:
         """Do nothing."""

@@ -152,6 +152,13 @@ class GroupRecovery:
             self._runtime.wait(self._group, lambda: membership.group(self._group).up_to_date)
             return membership.group(self._group).journal.states.get(slot)
 
+    def is_overtaken(self, slot: int, steps: int) -> bool:
+        """Return whether the other members have gone on without this one, beyond this number of steps."""
+        with self._runtime.locked() as membership:
+            group = membership.group(self._group)
+            state = group.journal.states.get(slot)
+            return group.quorum is not None and state is not None and state.steps > steps
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps."""
         with self._runtime.locked() as membership:

@@ -320,6 +320,12 @@ class RankRecovery:
         found, content = self._driver.lead(f"load {slot}", load)
         return None if found is None else OptimizerState(int(found[0]), bytes(content), bool(found[1]))
 
+    def is_overtaken(self, slot: int, steps: int) -> bool:
+        """Return whether the other members have gone on without this one, beyond this number of steps."""
+        if self._driver.quorum is None:
+            return False
+        return bool(self._ask(f"is_overtaken {slot} {steps}", lambda recovery: recovery.is_overtaken(slot, steps)))
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps."""
         if self._recovery is not None:
