@@ -56,8 +56,8 @@ RELU_FIGURE = (
 GRAM_FIGURE = "relative error 0.08 from watching 60 steps, below 0.000001 with batches of its own choice"
 DEPARTURE_FIGURE = "relative error 0.11 a step apart"
 ABSENCE_FIGURE = (
-    "mean relative error 0.09 after one absence of a round; with batches of 10 of 40 records 1.00 after one, 0.70 after "
-    "16 and 0.47 after 64"
+    "mean relative error 0.09 after one absence of a round; with batches of 10 of 40 records 1.00 after one, 0.70 "
+    "after 16 and 0.47 after 64"
 )
 STEERING_FIGURE = "49 % of 2 × 100 records in 20 steps, by one member and within the bound"
 
