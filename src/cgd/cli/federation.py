@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 federation_app = typer.Typer(help="Create, show, check and change the federation file.", no_args_is_help=True)
 app.add_typer(federation_app, name="federation")
 
+EXAMPLE_AVAILABILITY = 0.99
 SHOWN_DIGITS = 16  # of a digest in a table; members compare whole digests
 
 FederationFile = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation file.")]
@@ -154,8 +155,10 @@ def new(
         lr=default.lr if lr is None else lr,
         opening=opening,
     )
-    config_edit.create_federation(path, name, participants, training, site, text, absence)
+    made = config_edit.create_federation(path, name, participants, training, site, text, absence)
     typer.echo(f"{path} is written; send the same file to every participant")
+    if absence is not None:
+        typer.echo(_describe_absence(made))
 
 
 @federation_app.command()
@@ -221,7 +224,7 @@ def show(path: FederationFile) -> None:
         privacy = ", ".join(f"{key} {value}" for key, value in chosen.items())
         console.print(Text(f"Privacy: {privacy}"), soft_wrap=True)
     if federation.absence is not None:
-        console.print(Text(f"Absence: {federation.absence.describe(len(federation.names))}"), soft_wrap=True)
+        console.print(Text(_describe_absence(federation)), soft_wrap=True)
     console.print(f"Digests: {sections}", soft_wrap=True, highlight=False)
 
 
@@ -321,6 +324,19 @@ def _cell(text: str) -> Cell:
     except ValueError:
         raise InputError(f"the cell is {text!r}; write a row and a column, such as 2,0") from None
     return Cell(row, column)
+
+
+def _describe_absence(federation: Federation) -> str:
+    from cgd.federation.absence_section import availability
+
+    assert federation.absence is not None  # noqa: S101 - for the type checker
+    members, quorum = len(federation.names), federation.absence.quorum
+    each = EXAMPLE_AVAILABILITY
+    some, everyone = (100 * availability(members, number, each) for number in (quorum, members))
+    return (
+        f"Absence: {federation.absence.describe(members)}. If each is here {100 * each:g} % of the time, {quorum} of "
+        f"{members} are {some:.2f} % of it, and all {everyone:.2f} %"
+    )
 
 
 def _absence(quorum: int | None, patience: float | None, accept: str) -> Absence | None:

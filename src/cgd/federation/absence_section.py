@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.federation.toml_validation import check_keys, typed
+from cgd.secagg.federation_spec import tolerated_members
 from cgd.secagg.reduction import MIN_MEMBERS
 from cgd.transport.link import SILENT_SECONDS
 
@@ -117,21 +118,41 @@ class Absence:
             )
 
     def describe(self, members: int) -> str:
-        """Return what the settings mean, in one sentence.
+        r"""Return what the settings mean, in one sentence.
 
         Examples:
-            >>> Absence(4, 60, ABSENCE_REVEALS_GRADIENTS).describe(5)
-            'after 60 seconds of silence of a member, at least 4 of 5 go on without it (absence reveals gradients)'
+            >>> print(*Absence(4, 60).describe(5).split("; "), sep="\n")
+            after 60 seconds of silence of a member, at least 4 of 5 go on without it (covered by [privacy])
+            the promises hold against up to 2 members that collude or break the protocol
         """
-        how = self.accept or "covered by [privacy]"
+        how, tolerated = self.accept or "covered by [privacy]", tolerated_members(members, self.quorum)
+        against = f"against up to {tolerated} member{'s' * (tolerated != 1)} that collude or break the protocol"
+        if not tolerated:
+            against = "only if no member breaks the protocol"
         return (
             f"after {self.patience:g} seconds of silence of a member, at least {self.quorum} of {members} go on "
-            f"without it ({how})"
+            f"without it ({how}); the promises hold {against}"
         )
 
     def written(self) -> dict[str, Any]:
         """Return the settings that a federation file states."""
         return {name: value for name, value in asdict(self).items() if value != ""}
+
+
+def availability(members: int, quorum: int, each: float) -> float:
+    """Return the part of the time in which at least a quorum is present, if each is for a part of it, independently.
+
+    Examples:
+        >>> for quorum in (5, 4, 3):
+        ...     print(quorum, f"{100 * availability(5, quorum, 0.99):.3f} %")
+        5 95.099 %
+        4 99.902 %
+        3 99.999 %
+    """
+    return sum(
+        math.comb(members, present) * each**present * (1 - each) ** (members - present)
+        for present in range(quorum, members + 1)
+    )
 
 
 def parse_absence(table: Any) -> Absence:

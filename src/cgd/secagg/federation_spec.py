@@ -83,6 +83,19 @@ def _signing_key(public: bytes) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public)
 
 
+def tolerated_members(members: int, quorum: int | None) -> int:
+    """Return the number of dishonest members up to which the promises hold.
+
+    Every sum must have two honest members, and with a quorum, any two sets of present members an honest one in common.
+
+    Examples:
+        >>> [tolerated_members(*each) for each in [(5, None), (5, 4), (5, 3), (7, 5), (9, 7)]]
+        [3, 2, 0, 2, 4]
+    """
+    quorum = members if quorum is None else quorum
+    return min(quorum - 2, 2 * quorum - members - 1)
+
+
 @dataclass(frozen=True)
 class FederationSpec:
     """The specification that all members must agree on before they sum.
@@ -110,12 +123,8 @@ class FederationSpec:
 
     @property
     def tolerated(self) -> int:
-        """The number of dishonest members up to which the promises hold with a quorum.
-
-        Two sets of present members must have an honest member in common, and every sum two honest members.
-        """
-        quorum = len(self.members) if self.quorum is None else self.quorum
-        return min(quorum - 2, 2 * quorum - len(self.members) - 1)
+        """The number of dishonest members up to which the promises hold; see `tolerated_members`."""
+        return tolerated_members(len(self.members), self.quorum)
 
     def with_present(self, present: Collection[PeerId]) -> FederationSpec:
         """Return this specification with the present members only, who sum together."""
