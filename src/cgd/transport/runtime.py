@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cgd.secagg.group import Group
     from cgd.secagg.membership import Membership
     from cgd.secagg.messages import Buffer, PeerId
-    from cgd.transport.base import ReconnectingTransport
+    from cgd.transport.base import PeerStatus, ReconnectingTransport
 
 log = logging.getLogger("cgd.transport")
 
@@ -327,8 +327,8 @@ class FederationRuntime:
         """Let the members that are present go on without those that have been silent for too long."""
         links = self.transport.status()
         with self._changed:
-            connected = {peer: peer in links and links[peer].connected for peer in self.membership.others}
-            self.membership.set_absent(self._silence.update(connected))
+            silent = {peer: _silent_seconds(links.get(peer)) for peer in self.membership.others}
+            self.membership.set_absent(self._silence.update(silent))
             self._changed.notify_all()
 
     def _log_present(self, before: frozenset[PeerId]) -> None:
@@ -424,3 +424,10 @@ class FederationRuntime:
                 self._persisted[name] = len(snapshot)
             saved = self._store.save(name, len(snapshot), snapshot.to_bytes())  # serialised without the lock
             self._saved[name] = len(snapshot) if saved else -1, time.monotonic()  # after a failure it is tried again
+
+
+def _silent_seconds(status: PeerStatus | None) -> float:
+    """Return for how long a peer has been silent; if that is not measured, for ever if it is not connected."""
+    if status is None or (status.silent is None and not status.connected):
+        return inf
+    return status.silent or 0.0

@@ -26,9 +26,9 @@ class SilenceClock:
     Examples:
         >>> now = iter([0.0, 0.5, 1.0, 30.0])
         >>> silence = SilenceClock(0.8, lambda: next(now))
-        >>> [sorted(silence.update({"ada": False, "ben": True})) for _ in range(2)]
+        >>> [sorted(silence.update({"ada": seconds, "ben": 0.1})) for seconds in (0.5, 1.0)]
         [[], ['ada']]
-        >>> silence.update({"ada": True, "ben": False})  # this process was stopped for 29 seconds
+        >>> silence.update({"ada": 0.0, "ben": 29.1})  # this process was stopped for 29 seconds
         frozenset({'ben'})
     """
 
@@ -37,14 +37,12 @@ class SilenceClock:
         self._clock, self._last = clock, clock()
         self._seconds: dict[PeerId, float] = {}
 
-    def update(self, connected: Mapping[PeerId, bool]) -> frozenset[PeerId]:
-        """Record which peers are connected; return those that are absent."""
+    def update(self, silent: Mapping[PeerId, float]) -> frozenset[PeerId]:
+        """Record for how long each peer has been silent, as measured by its link; return those that are absent."""
         now = self._clock()
         interval, self._last = min(now - self._last, MAX_INTERVAL_SECONDS), now
-        self._seconds = {
-            peer: 0.0 if is_connected else self._seconds.get(peer, 0.0) + interval
-            for peer, is_connected in connected.items()
-        }
+        before = self._seconds
+        self._seconds = {peer: min(seconds, before.get(peer, 0.0) + interval) for peer, seconds in silent.items()}
         return frozenset(peer for peer, seconds in self._seconds.items() if seconds >= self.patience)
 
     def seconds(self, peer: PeerId) -> float:
