@@ -321,3 +321,47 @@ class QuorumSimulation(Simulation):
                 self.observations.add_completion(message.content)
         self.call(to, lambda: self.programs[to].membership.receive(sender, frame))
         self.advance(to)
+
+
+class DirectedQuorum(QuorumSimulation):
+    """Members whose frames are all delivered, except between those that a test has cut off or that are gone."""
+
+    def __init__(self, count: int = 5, quorum: int = 4, sums: int = 3) -> None:
+        super().__init__(0, count, quorum, sums)
+        self.lost: Any = lambda _sender, _to, _message: False
+        """Returns whether a message is lost."""
+
+    def advance(self, me: str) -> None:
+        super().advance(me)
+        for (sender, to), queue in self.queues.items():
+            if sender == me:
+                kept = [data for data in queue if not self.lost(sender, to, from_bytes(data, sender).message)]
+                self.queues[sender, to] = deque(kept)
+
+    def exchange(self, *, ticks: int = 3) -> None:
+        """Deliver all frames until nothing changes; all members notice whom they hear before, and in between."""
+        with self.observations.recording():
+            for _ in range(ticks):
+                for me in self.federation_spec.members:
+                    self.tick(me)
+                while ready := [ends for ends, queue in self.queues.items() if queue and self.is_connected(*ends)]:
+                    for sender, to in ready:
+                        while self.queues.get((sender, to)):
+                            self.deliver(sender, to, self.queues[sender, to].popleft())
+
+    def remove(self, *names: str) -> None:
+        """Kill members."""
+        for name in names:
+            self.kill(name)
+
+    def lengths(self) -> dict[str, int]:
+        """Return the number of finished sums of each running member."""
+        return {me: len(program.journal) for me, program in self.programs.items()}
+
+    def steps(self) -> dict[str, int]:
+        """Return the number of steps of each running program."""
+        return {me: len(program.totals) for me, program in self.programs.items()}
+
+    def present(self) -> dict[str, str]:
+        """Return the members of the view of each running member."""
+        return {me: "".join(sorted(each.membership.present)) for me, each in self.programs.items()}

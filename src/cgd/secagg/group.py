@@ -184,8 +184,7 @@ class Group:
             return
         try:
             if self.next_in_journal:
-                self._check_period(pending)
-                pending.total = self.journal.total(self.next_index, pending.spec)
+                pending.total = self._recorded_total(pending)
                 self.next_index += not pending.abandoned
             elif self.up_to_date and self.session is not None and self.reports is not None and not self.left:
                 if pending.epoch != self.epoch:
@@ -370,16 +369,17 @@ class Group:
             self.journal.started = self.epoch
             self.on_pending_reveal(self)
 
-    def _check_period(self, pending: PendingSum) -> None:
-        """Check that the sum in the journal is our program's: others may have gone on without us.
+    def _recorded_total(self, pending: PendingSum) -> npt.NDArray[Any]:
+        """Return the total of our program's sum from the journal.
 
         Raises:
-            MembersChangedError: it was made in another period, or a stored state includes it.
+            MembersChangedError: it was made in another period, or others have gone on, and a stored state includes it.
         """
         if self.quorum is not None:
             entry = self.journal.entries[self.next_index]
             if pending.epoch != entry.epoch or entry.words is None:
                 raise MembersChangedError(pending.epoch, entry.epoch, self.members)
+        return self.journal.total(self.next_index, pending.spec)
 
     # Sums whose key may have been revealed; see `certificates.py`.
 

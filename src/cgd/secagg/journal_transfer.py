@@ -170,14 +170,13 @@ class JournalTransfer:
                 f"its last sum has {len(last.certificate.keys)} members; a sum has at least {MIN_MEMBERS} members"
             )
         epoch = self._federation_spec.epoch
-        of_epoch = epoch_of(last.epoch)
         self.signers = last.certificate.signers(
-            self._group.name, self._federation_spec.keys, all_valid=of_epoch >= epoch
+            self._group.name, self._federation_spec.keys, all_valid=epoch_of(last.epoch) >= epoch
         )
-        if of_epoch > epoch:  # its members may still repeat that sum, and we would not learn of it
-            raise ValueError(f"its last sum is of epoch {of_epoch}, and this member is in epoch {epoch}")
+        if epoch_of(last.epoch) > epoch:  # its members may still repeat that sum, and we would not learn of it
+            raise ValueError(f"its last sum is of epoch {epoch_of(last.epoch)}, and this member is in epoch {epoch}")
         self.members, self.attempt, self.period = frozenset(last.certificate.keys), last.attempt, last.epoch
-        if of_epoch == epoch:
+        if epoch_of(last.epoch) == epoch:
             self._check_signers(last)
         return total_bytes
 
