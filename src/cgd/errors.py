@@ -100,7 +100,7 @@ class WeightError(ProtocolError):
     """The members' weights do not sum to one, so the weighted sum is not used."""
 
 
-def _describe(period: int) -> str:
+def period_text(period: int) -> str:
     """Describe an epoch, or with a quorum a period (`cgd.secagg.attendance`)."""
     epoch, number = divmod(period, 1 << 32)
     return f"view {number} of epoch {epoch}" if epoch else f"epoch {period}"
@@ -116,7 +116,7 @@ class MembersChangedError(ProtocolError):
     def __init__(self, before: int, now: int, members: Collection[str]) -> None:
         self.members = tuple(sorted(members))
         super().__init__(
-            f"{_describe(now)} began during a sum of {_describe(before)}; the members are "
+            f"{period_text(now)} began during a sum of {period_text(before)}; the members are "
             f"{', '.join(self.members)} now: "
             "weight the values for them and sum again"
         )

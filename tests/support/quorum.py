@@ -354,14 +354,6 @@ class DirectedQuorum(QuorumSimulation):
         for name in names:
             self.kill(name)
 
-    def lengths(self) -> dict[str, int]:
-        """Return the number of finished sums of each running member."""
-        return {me: len(program.journal) for me, program in self.programs.items()}
-
     def steps(self) -> dict[str, int]:
         """Return the number of steps of each running program."""
         return {me: len(program.totals) for me, program in self.programs.items()}
-
-    def present(self) -> dict[str, str]:
-        """Return the members of the view of each running member."""
-        return {me: "".join(sorted(each.membership.present)) for me, each in self.programs.items()}

@@ -32,7 +32,7 @@ from cgd.optim.step_sum import StepSums
 from cgd.optim.weighted_sum import WeightedSums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.optimizer import ParamsT
@@ -94,7 +94,6 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         self._opened: dict[Peers, tuple[int, dict[torch.Tensor, torch.Tensor]]] = {}  # by a step that is not finished
         self._recovery, self._weighted_sums = recovery.OptimizerRecovery(), WeightedSums()
         self._ranks = RankGradients()
-        self._looping, self._jumped = False, 0  # in a loop over `steps`, and the steps that others took without us
         self._options = sorted(defaults.keys() - self.LATER_OPTIONS)  # torch adds some of its own to self.defaults
         # Without a cycle of references: the state is large, and garbage collection may run in any thread.
         own = weakref.proxy(self), self._recovery, self._weighted_sums, self._ranks
@@ -225,18 +224,14 @@ class ConfinedOptimizer(EvaluationMode, ABC):
             group["steps"] = first
         catch_up(schedulers, first)
         self.peers.recovery.jump(first)
-        self._looping, step = True, first
+        step = first
         while step < count:
             self.peers.set_step(step)
             taken, self.step_input.failed = self._steps_made(), False
             yield step
-            jumped, self._jumped = self._jumped, 0
             with abort_on_error(peers for peers, _ in self.groups_by_peers()):
-                self.step_input.check_pass(step, self._steps_made() - taken - jumped)
-            step += 1 + jumped
-            if jumped:
-                catch_up(schedulers, step)
-        self._looping = False
+                self.step_input.check_pass(step, self._steps_made() - taken)
+            step = self._next_step(step, schedulers)
         self.drain()
 
     def steps_taken(self) -> int:
@@ -351,22 +346,24 @@ class ConfinedOptimizer(EvaluationMode, ABC):
                 return {}
 
     def _follow(self, peers: Peers, groups: list[dict[str, Any]]) -> bool:
-        """Move to the state of the other members if they have gone on without this one; return whether they have.
-
-        The steps that they took count as taken. In a loop over `steps`, the present pass is that of the last of them;
-        any other loop goes through the rest of them without a sum.
-        """
+        """Move to the state of the other members if they have taken this step without us; return whether they have."""
         number = groups[0]["steps"]
         if not self._recovery.is_overtaken(peers, number):
             return False
-        steps = self._load_state(peers, groups)
-        if self._looping:
-            self._jumped = steps - 1 - number
-            for group in self.param_groups:
-                group["steps"] = steps - 1
-            peers.recovery.jump(steps - 1)
-        self._recovery.skip(peers, groups[0]["steps"] + 1 if self._looping else number + 1)
+        self._load_state(peers, groups)
+        self._recovery.skip(peers, number + 1)
         return True
+
+    def _next_step(self, step: int, schedulers: Sequence[LRScheduler]) -> int:
+        """Return the step after this one; if others have taken it and more without us, the last of those."""
+        last = self._recovery.steps_taken() - 1
+        if self.peers.quorum is None or last <= step + 1:
+            return step + 1
+        for group in self.param_groups:
+            group["steps"] = last
+        catch_up(schedulers, last)
+        self.peers.recovery.jump(last)
+        return last
 
     def _move_by_due(self, *, everything: bool = False) -> None:
         """Move by the sums that were entered so many steps ago as the delay is, or by all of them."""

@@ -184,9 +184,9 @@ class Membership:
         entries = [group.journal.entries for group in self._groups.values()]
         begun = any(each and epoch_of(each[-1].epoch) == self.federation_spec.epoch for each in entries)
         self._attendance.begun = begun
-        if self._attendance.only and self._length_before < sum(len(each.journal) for each in self._groups.values()):
-            if not any(group.journal.has_unfinished for group in self._groups.values()):
-                self._attendance.only = frozenset()
+        longer = self._length_before < sum(len(each.journal) for each in self._groups.values())
+        if longer and not any(group.journal.has_unfinished for group in self._groups.values()):
+            self._attendance.only = frozenset()
         if self._attendance.update(self._digest_of_processes) is not None:
             for peer in self.others:
                 self._send_attendance(peer)

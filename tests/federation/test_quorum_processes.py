@@ -1,0 +1,195 @@
+"""Five processes with a quorum, over sockets: members are stopped, killed and cut off, and the others go on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cgd.federation import config as file
+from cgd.federation.absence_section import ABSENCE_REVEALS_GRADIENTS, MIN_PATIENCE, Absence
+from support.cut_proxy import CutProxy
+from support.federations import NAMES, ProcessFederation
+from support.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+FAULTS = 30
+MARGIN_SECONDS = 4.0
+"""The time from the end of the patience to the next finished steps, on a machine that does other work, too."""
+DEADLINE_SECONDS = 60.0
+PAUSE_SECONDS = 0.1
+STEPS = 100_000  # the test ends the programs
+
+PROGRAM = """
+import os, time
+from pathlib import Path
+import torch
+import cgd
+
+torch.set_num_threads(1)
+
+
+def main(peers):
+    generator = torch.Generator().manual_seed(sum(map(ord, peers.me)))
+    x = torch.randn(30 + len(peers.me), 6, generator=generator)
+    y = (x.sum(1) > 0).long()
+    with cgd.public_seed(4):
+        model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))
+    cgd.confine(model, delta=0.1, seed=peers.seed)
+    optimizer = cgd.ConfinedSGD(model.parameters(), lr=0.05, peers=peers, samples=len(x), momentum=0.5)
+    for step in optimizer.steps(peers.training["steps"]):
+        time.sleep(0.1)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        write(f"{peers.me}.step", str(step))
+        if step % 4 == 3:  # all agree on the end
+            if float(peers.sum(torch.tensor([float(Path("end").exists())]))[0]) > 0:
+                break
+    write(f"{peers.me}.bits", optimizer.displacement().numpy().tobytes().hex())
+
+
+def write(name, text):
+    temporary = Path(name + ".new")
+    temporary.write_text(text)
+    os.replace(temporary, name)
+"""
+
+
+class QuorumProcesses(ProcessFederation):
+    """Five participants whose connections pass through a proxy."""
+
+    def __init__(self, folder: Path, quorum: int) -> None:
+        super().__init__(folder, program=PROGRAM, steps=STEPS)
+        self.stopped: set[str] = set()
+        self.ports = {
+            each.name: (int(each.address.rpartition(":")[2]), free_port())
+            for each in file.Federation.load(self.path).participants
+        }
+        section = Absence(quorum, MIN_PATIENCE, ABSENCE_REVEALS_GRADIENTS)
+        lines = f"quorum = {section.quorum}\npatience = {section.patience}\naccept = '{section.accept}'"
+        text = self.path.read_text()
+        self.path.write_text(text.replace("[training]", f"[absence]\n{lines}\n\n[training]", 1))
+
+    def run(self, name: str) -> None:
+        """Start a participant, behind the proxy."""
+        self.start(name, "--listen", f"tcp://127.0.0.1:{self.ports[name][1]}")
+
+    def stop(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGSTOP)
+        self.stopped.add(name)
+
+    def resume(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGCONT)
+        self.stopped.discard(name)
+
+    def step(self, name: str) -> int:
+        path = self.folder / f"{name}.step"
+        return int(path.read_text()) if path.exists() else -1
+
+    def advance(self, names: Iterable[str], steps: int = 3, seconds: float = DEADLINE_SECONDS) -> float:
+        """Wait until each of these participants has taken some more steps; return how long that took."""
+        start, targets = time.monotonic(), {name: self.step(name) + steps for name in names}
+        while any(self.step(name) < target for name, target in targets.items()):
+            if time.monotonic() - start > seconds:
+                output = "\n".join(f"--- {name}\n{self.output(name)[-3000:]}" for name in NAMES)
+                raise AssertionError({name: self.step(name) for name in NAMES}, output)
+            assert not any(self.processes[name].poll() for name in targets), [self.output(name) for name in targets]
+            time.sleep(0.05)
+        return time.monotonic() - start
+
+    def finish(self) -> None:
+        """End all programs, and check that all have the same displacement."""
+        (self.folder / "end").touch()
+        assert set(self.wait().values()) == {0}
+        assert len(set(self.bits().values())) == 1
+        for name in NAMES:
+            assert "different histories" not in self.output(name)
+
+    def close(self) -> None:
+        for name in list(self.stopped):
+            self.resume(name)
+        super().close()
+
+
+@pytest.fixture
+def federation(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[QuorumProcesses]:
+    found = QuorumProcesses(tmp_path, request.param)
+    for name in NAMES:
+        found.run(name)
+    yield found
+    found.close()
+
+
+def process_ids(federation: QuorumProcesses) -> dict[str, int]:
+    return {name: process.pid for name, process in federation.processes.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("federation", [4], indirect=True)
+def test_others_go_on_within_patience_whatever_happens_to_one(
+    federation: QuorumProcesses, record_property: pytest.RecordProperty
+) -> None:
+    """One member is stopped, killed or cut off at random moments, again and again; at the end all have the same bits."""
+    rng, waits = random.Random(19), []
+    with CutProxy(federation.ports, lambda: process_ids(federation)) as proxy:
+        federation.advance(NAMES, 2)
+        for number in range(FAULTS):
+            name = rng.choice(NAMES)
+            others = [each for each in NAMES if each != name]
+            time.sleep(rng.random() * 4 * PAUSE_SECONDS)
+            fault = ("stop", "kill", "cut")[number % 3]
+            if fault == "stop":
+                federation.stop(name)
+            elif fault == "kill":
+                federation.kill(name)
+            else:
+                proxy.cut([name], others)
+            waits.append(federation.advance(others, 3))
+            if fault == "stop":
+                federation.resume(name)
+            elif fault == "kill":
+                federation.run(name)
+            else:
+                proxy.cut()
+            federation.advance(NAMES, 3)
+        federation.finish()
+    record_property("waits", [round(each, 1) for each in waits])
+    print("seconds from the fault to the third step after it:", sorted(round(each, 1) for each in waits))
+    assert sorted(waits)[len(waits) // 2] < MIN_PATIENCE + MARGIN_SECONDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("federation", [3], indirect=True)
+@pytest.mark.parametrize(
+    ("parts", "going_on"),
+    [((NAMES[:3], NAMES[3:]), NAMES[:3]), ((NAMES[:2], NAMES[2:4], NAMES[4:]), ())],
+    ids=["3 + 2", "2 + 2 + 1"],
+)
+def test_at_most_one_side_of_a_cut_network_goes_on(
+    federation: QuorumProcesses, parts: tuple[tuple[str, ...], ...], going_on: tuple[str, ...]
+) -> None:
+    with CutProxy(federation.ports, lambda: process_ids(federation)) as proxy:
+        federation.advance(NAMES, 2)
+        proxy.cut(*parts)
+        if going_on:
+            federation.advance(going_on, 4)
+        else:
+            time.sleep(MIN_PATIENCE + MARGIN_SECONDS)
+        waiting = [name for name in NAMES if name not in going_on]
+        before = {name: federation.step(name) for name in waiting}
+        if going_on:
+            federation.advance(going_on, 4)
+        else:
+            time.sleep(1.0)
+        assert {name: federation.step(name) for name in waiting} == before
+        proxy.cut()
+        federation.advance(NAMES, 3)
+        federation.finish()

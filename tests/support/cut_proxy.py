@@ -1,0 +1,107 @@
+"""A proxy between processes on loopback that cuts the connections of chosen pairs, without closing them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+class CutProxy:
+    """Forwards connections to participants, and holds back the bytes between those that are cut off.
+
+    Args:
+        ports: for each participant, the port that others connect to, and the port that it listens on.
+        processes: returns the process of each participant; a connection belongs to the process at its other end.
+    """
+
+    def __init__(self, ports: Mapping[str, tuple[int, int]], processes: Callable[[], Mapping[str, int]]) -> None:
+        self._ports, self._processes = ports, processes
+        self._cuts: frozenset[frozenset[str]] = frozenset()
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> CutProxy:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *outcome: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def cut(self, *parts: Iterable[str]) -> None:
+        """Let no bytes pass between these parts of the participants; without any, let all pass."""
+        sets = [set(part) for part in parts]
+        pairs = ((x, y) for one in sets for other in sets if one is not other for x in one for y in other)
+        self._cuts = frozenset(map(frozenset, pairs))
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        servers = [
+            self._loop.run_until_complete(asyncio.start_server(self._handler(name, inner), "127.0.0.1", outer))
+            for name, (outer, inner) in self._ports.items()
+        ]
+        self._ready.set()
+        self._loop.run_forever()
+        for server in servers:
+            server.close()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(asyncio.sleep(0.1))
+        self._loop.close()
+
+    def _handler(self, name: str, port: int):  # type: ignore[no-untyped-def]
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            pair = frozenset((name, self._owner(writer.get_extra_info("peername")[1])))
+            await self._until_passable(pair)
+            try:
+                target_reader, target_writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                writer.close()
+                return
+            pumps = [
+                asyncio.ensure_future(self._pump(pair, reader, target_writer)),
+                asyncio.ensure_future(self._pump(pair, target_reader, writer)),
+            ]
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            for pump in pumps:
+                pump.cancel()
+            for each in (writer, target_writer):
+                each.transport.abort()
+
+        return handle
+
+    async def _pump(self, pair: frozenset[str], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                await self._until_passable(pair)
+                writer.write(data)
+                await writer.drain()
+
+    async def _until_passable(self, pair: frozenset[str]) -> None:
+        while pair in self._cuts:
+            await asyncio.sleep(0.05)
+
+    def _owner(self, port: int) -> str:
+        """Return the participant whose process has this port."""
+        sockets = {
+            line.split()[9]
+            for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+            if line.split()[1].endswith(f":{port:04X}")
+        }
+        for name, process in self._processes().items():
+            with contextlib.suppress(OSError):
+                for file in os.listdir(f"/proc/{process}/fd"):
+                    with contextlib.suppress(OSError):
+                        if os.readlink(f"/proc/{process}/fd/{file}") in {f"socket:[{each}]" for each in sockets}:
+                            return name
+        return "?"
