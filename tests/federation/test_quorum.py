@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from cgd.errors import InputError
 from cgd.federation import config_edit
 from cgd.federation.absence_section import ABSENCE_REVEALS_GRADIENTS, Absence
 from cgd.federation.keys import Keys
@@ -59,11 +60,10 @@ def started(federation: QuorumFederation, program: Any, step: int = 2) -> None:
 
 
 @pytest.mark.parametrize("loop", ["plain", "steps"])
-@pytest.mark.parametrize("delay", [0, 1])
-def test_killed_participant_is_absent_and_comes_back(loop: Any, delay: int, quorum_file: Path, tmp_path: Path) -> None:
-    program = Training(steps=9, loop=loop, delay=delay)
+def test_killed_participant_is_absent_and_comes_back(loop: Any, quorum_file: Path, tmp_path: Path) -> None:
+    program = Training(steps=9, loop=loop)
     with QuorumFederation(quorum_file, tmp_path / "state") as federation:
-        started(federation, program, step=4)  # with a delay, the first gradients are of one model
+        started(federation, program, step=4)
         federation.kill("cleo")
         for name in ("ada", "bob", "dan"):
             federation[name].resume(pause_at=7)
@@ -75,6 +75,15 @@ def test_killed_participant_is_absent_and_comes_back(loop: Any, delay: int, quor
         for name in ("ada", "bob", "dan"):
             federation[name].resume()
         assert len(set(federation.results().values())) == 1
+
+
+def test_delay_is_refused(quorum_file: Path, tmp_path: Path) -> None:
+    """Steps with the gradients of one model must not be summed with and without a member."""
+    with QuorumFederation(quorum_file, tmp_path / "state") as federation:
+        federation.start_all(Training(steps=3, delay=1))
+        for error in federation.errors().values():
+            assert isinstance(error, InputError)
+            assert "delay is 1, and the federation has a quorum of 3" in str(error)
 
 
 @pytest.mark.parametrize("loop", ["plain", "steps"])
