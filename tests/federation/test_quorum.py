@@ -168,7 +168,7 @@ def test_sum_without_weights_is_repeated_by_those_present(quorum_file: Path, tmp
         for name in NAMES:
             federation[name].resume()
         federation.results()
-    assert totals == dict.fromkeys(NAMES, [6.0, 4.5, 6.0])
+    assert totals == {name: [6.0, 4.5, 6.0] for name in NAMES}
 
 
 def test_participant_that_only_computes_is_waited_for(quorum_file: Path, tmp_path: Path) -> None:
