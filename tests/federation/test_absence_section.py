@@ -140,6 +140,10 @@ def test_quorum_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
         replace(plain, participants=grid(4, 2), absence=replace(ACCEPTED, quorum=7))
     with pytest.raises(InputError, match=r"opening in \[training\] is 'aggregator': sums are added by one of the memb"):
         replace(plain, training=Training(opening="aggregator", aggregator="ada"))
+    with pytest.raises(InputError, match=r"delay in \[training\] is 2: several steps have the gradients of one model"):
+        replace(plain, training=Training(delay=2))
+    with pytest.raises(InputError, match="epoch is 8388608; with a quorum, it is at most 8388607"):
+        replace(plain, epoch=1 << 23)
     hub = HubSite("tcp://hub.example:7000", KEYS[9])
     with pytest.raises(InputError, match=r"opening in \[training\] is 'hub': sums are added by the hub, which waits"):
         replace(plain, training=Training(opening="hub"), hub=hub)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.federation.toml_validation import check_keys, typed
+from cgd.secagg.attendance import NUMBER_BITS
 from cgd.secagg.federation_spec import tolerated_members
 from cgd.secagg.reduction import MIN_MEMBERS
 from cgd.transport.link import SILENT_SECONDS
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 ABSENCE_REVEALS_GRADIENTS = "absence reveals gradients"
 """The sentence that must be given to use a quorum without differential privacy."""
+MAX_EPOCH = (1 << 63 - NUMBER_BITS) - 1
+"""With a quorum, the number of a view is stored with the epoch, in 63 bits."""
 MIN_PATIENCE = SILENT_SECONDS + 1.0
 """The least patience: a link reports silence after `SILENT_SECONDS`."""
 
@@ -88,13 +91,15 @@ class Absence:
                 f"side by side, with two histories, unless it is more than half; choose {_range(least, most)}"
             )
 
-    def check_use(self, *, private: bool, grid: bool, opening: Opening) -> None:
+    def check_use(self, *, epoch: int, private: bool, grid: bool, opening: Opening, delay: int) -> None:
         """Check that a quorum is possible, and that what it reveals is accepted.
 
         Args:
+            epoch: the number of the file's version.
             private: there is differential privacy.
             grid: the members have cells in a grid.
             opening: how sums are opened.
+            delay: the number of steps after which the models move by a sum.
 
         Raises:
             InputError: it is not.
@@ -110,6 +115,14 @@ class Absence:
                 f"quorum is {self.quorum}, and opening in [training] is {opening!r}: sums are added by {adder}; choose "
                 "opening = 'mesh', with which a [hub] still relays, or remove [absence]"
             )
+        if delay:
+            raise InputError(
+                f"quorum is {self.quorum}, and delay in [training] is {delay}: several steps have the gradients of one "
+                "model, and two sums of these, with and without an absent member, would differ by its gradient exactly; "
+                "remove delay, or [absence]"
+            )
+        if epoch > MAX_EPOCH:
+            raise InputError(f"epoch is {epoch}; with a quorum, it is at most {MAX_EPOCH}: write a smaller one")
         if not private and not self.accept:
             raise InputError(
                 "from the sums before and after a member's absence its gradient is estimated, and whoever can cut its "

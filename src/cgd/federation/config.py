@@ -122,7 +122,11 @@ class Federation:
             with at("[absence] "):
                 self.absence.check_members(count, minimum)
                 self.absence.check_use(
-                    private=self.privacy is not None, grid=self.grid is not None, opening=self.training.opening
+                    epoch=self.epoch,
+                    private=self.privacy is not None,
+                    grid=self.grid is not None,
+                    opening=self.training.opening,
+                    delay=self.training.delay,
                 )
         if self.privacy is not None:
             with at("[privacy] "):

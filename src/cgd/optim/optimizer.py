@@ -417,9 +417,10 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         digests = recovery.read_digests(stored.content, self.delay)
         counted = recovery.restore(stored.content, parameters, states, layouts)
         samples, digest = self._ranks.all_samples(peers, self.samples, self.records_digest)
-        if (epoch := counted["epoch"]) == peers.epoch > 0:  # in any other epoch all samples are counted again
-            private = self.privacy is not None
-            sample_count.check_commitment(peers, samples, counted["pledges"], epoch, digest, private=private)
+        private = self.privacy is not None
+        # In any other epoch all samples are counted again.
+        if peers.epoch > 0 and sample_count.is_valid(peers, counted, peers.epoch, exact=not private):
+            sample_count.check_commitment(peers, samples, counted["pledges"], counted["epoch"], digest, private=private)
             if self.privacy is not None:  # we were counted, which was charged
                 self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=1)
         with torch.no_grad():

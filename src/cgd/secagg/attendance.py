@@ -7,7 +7,9 @@ formed when all its members propose the same one: the same number, the same memb
    not exist, whatever the network does, and a member is in one view at a time.
 2. A member goes on without a peer only if it has not heard it itself, or if two peers report each that they do not hear
    the other: then one of the two is left out.
-3. Numbers increase: a member never enters a view with a number that is not above that of its last view.
+3. Numbers increase: a member never enters a view with a number that is not above that of its last view. It follows the
+   number of a peer only if that is near its own, or that of more members than may be dishonest: otherwise one of them
+   could use up the numbers.
 4. The first sum of an epoch is made by all members. So every later view has members that took part in it.
 5. A view has its own *period*: the epoch and the number. The samples are counted again in every period, because the
    members have changed, and entries of the journal show in which period they were made.
@@ -22,12 +24,14 @@ from cgd.errors import RemoteProtocolError
 from cgd.secagg.messages import Attendance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.messages import PeerId
 
-NUMBER_BITS = 32
+NUMBER_BITS = 40
+MAX_LEAP = 64
+"""By so much a number may be above the others. With 2⁴⁰ numbers, it takes 2³⁴ messages to use them up."""
 MAX_TICKS = 10  # calls of `Membership.set_absent`, some seconds
 
 
@@ -118,8 +122,7 @@ class AttendanceExchange:
         if digest is None:
             members, digest = (), bytes(32)
         else:
-            others = [self.received[peer].number for peer in members if peer in self.received]
-            highest = max(number, self._entered, *others)
+            highest = max(number, self._entered, *self._credible_numbers(members))
             changed = (members, digest) != proposed or self._renew
             number, proposed = (highest + 1 if changed else highest), (members, digest)
             self._renew = False
@@ -178,6 +181,15 @@ class AttendanceExchange:
         if self.only and self.only <= members:
             return tuple(sorted(self.only)) if self._me in self.only else ()
         return tuple(sorted(members))
+
+    def _credible_numbers(self, members: Collection[PeerId]) -> list[int]:
+        """Return the numbers of these members without those that are far above what an honest one has announced."""
+        own = max(self.own.number, self._entered)
+        numbers = sorted((each.number for each in self.received.values()), reverse=True)
+        tolerated = self._federation_spec.tolerated
+        honest = max(own, numbers[tolerated] if len(numbers) > tolerated else 0)
+        announced = [self.received[peer].number for peer in members if peer in self.received]
+        return [each for each in announced if each <= honest + MAX_LEAP]
 
     def _has_begun(self, members: set[PeerId]) -> bool:
         """Return whether this epoch's first sum was made; a member that lost its state asks enough others."""

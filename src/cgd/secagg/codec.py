@@ -67,7 +67,7 @@ from cgd.secagg.messages import (
 VERSION = 2
 MAX_DIMENSIONS = 64
 MAX_TERMS_BYTES = 4096
-MAX_ATTENDANCE = 1 << 31
+MAX_ATTENDANCE = 1 << 39
 _MAGIC = b"CGD"
 _HEADER = struct.Struct("<3sBB3x16sQQQ")
 _SPEC = struct.Struct("<BBBB?B")

@@ -137,6 +137,9 @@ class Recovery(Protocol):
     def is_overtaken(self, slot: int, steps: int) -> bool:
         """Return whether the other members have gone on without this one, beyond this number of steps."""
 
+    def size_in(self, epoch: int) -> int:
+        """Return the number of members in an epoch, with those that are absent; 0 if it is not known."""
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps: their result is part of its state."""
 
@@ -172,6 +175,10 @@ class NoRecovery:
     def is_overtaken(self, slot: int, steps: int) -> bool:  # noqa: ARG002
         """Return False."""
         return False
+
+    def size_in(self, epoch: int) -> int:  # noqa: ARG002
+        """Return 0."""
+        return 0
 
     def skip(self, slot: int, steps: int) -> None:
         """Do nothing."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import LocalProtocolError
+from cgd.secagg.attendance import epoch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -158,6 +159,17 @@ class GroupRecovery:
             group = membership.group(self._group)
             state = group.journal.states.get(slot)
             return group.quorum is not None and state is not None and state.steps > steps
+
+    def size_in(self, epoch: int) -> int:
+        """Return the number of the group's members in an epoch, with those that are absent; 0 if it is not known.
+
+        The first sum of an epoch is made by all of its members.
+        """
+        with self._runtime.locked() as membership:
+            if epoch_of(epoch) == membership.federation_spec.epoch:
+                return len(membership.federation_spec.groups[self._group])
+            entries = membership.group(self._group).journal.entries
+            return max((each.addends for each in entries if epoch_of(each.epoch) == epoch_of(epoch)), default=0)
 
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps."""

@@ -326,6 +326,10 @@ class RankRecovery:
             return False
         return bool(self._ask(f"is_overtaken {slot} {steps}", lambda recovery: recovery.is_overtaken(slot, steps)))
 
+    def size_in(self, epoch: int) -> int:
+        """Return the number of members in an epoch, with those that are absent; 0 if it is not known."""
+        return int(self._ask(f"size_in {epoch}", lambda recovery: recovery.size_in(epoch)))
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps."""
         if self._recovery is not None:
