@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from cgd.errors import InputError, LocalProtocolError, MembersChangedError, RangeError
+from cgd.errors import InputError, MembersChangedError, RangeError
 from cgd.optim import sample_count
 from cgd.optim.displacement import locate_range_error, trainable
 from cgd.optim.flat_vectors import join, working_dtype
@@ -228,26 +228,12 @@ class DelayedSteps:
         recount[0] = False
         try:
             while True:
-                self._check_overtaken(requested)
                 with suppress(MembersChangedError):  # count and weight again for the new members
                     totals, replayed = self.sums.open(self.peers, requested)
                     break
         finally:
             self._counted = {key: requested.groups[0][key] for key in sample_count.NOT_COUNTED}
         return Opened(totals, self._counted, replayed)
-
-    def _check_overtaken(self, requested: StepSum) -> None:
-        """Check that the other members have not gone on without this one, as a quorum may.
-
-        Raises:
-            LocalProtocolError: they have, and no member keeps the totals of the steps in between.
-        """
-        step = requested.step
-        if self.peers.recovery.is_overtaken(step.slot, step.number):
-            raise LocalProtocolError(
-                f"the other members have gone on without {self.peers.me}, and their state includes step {step.number}; "
-                f"with a delay, a running program cannot follow them. Restart {self.peers.me} with the same command"
-            )
 
     def due(self, *, everything: bool = False) -> Iterator[tuple[EnteredStep, Opened]]:
         """Yield the steps that the displacement has to move by now, with their sums; wait for each of them.
