@@ -100,9 +100,13 @@ class WeightError(ProtocolError):
     """The members' weights do not sum to one, so the weighted sum is not used."""
 
 
+NUMBER_BITS = 40
+"""With a quorum, the lower bits of a period are the number of the view in its epoch (`cgd.secagg.attendance`)."""
+
+
 def period_text(period: int) -> str:
-    """Describe an epoch, or with a quorum a period (`cgd.secagg.attendance`)."""
-    epoch, number = divmod(period, 1 << 32)
+    """Describe an epoch, or with a quorum a period."""
+    epoch, number = divmod(period, 1 << NUMBER_BITS)
     return f"view {number} of epoch {epoch}" if epoch else f"epoch {period}"
 
 

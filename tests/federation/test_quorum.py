@@ -63,7 +63,7 @@ def started(federation: QuorumFederation, program: Any, step: int = 2) -> None:
 def test_killed_participant_is_absent_and_comes_back(loop: Any, quorum_file: Path, tmp_path: Path) -> None:
     program = Training(steps=9, loop=loop)
     with QuorumFederation(quorum_file, tmp_path / "state") as federation:
-        started(federation, program, step=4)
+        started(federation, program)
         federation.kill("cleo")
         for name in ("ada", "bob", "dan"):
             federation[name].resume(pause_at=7)
@@ -177,7 +177,7 @@ def test_sum_without_weights_is_repeated_by_those_present(quorum_file: Path, tmp
         for name in NAMES:
             federation[name].resume()
         federation.results()
-    assert totals == dict.fromkeys(NAMES, [6.0, 4.5, 6.0])
+    assert totals == {name: [6.0, 4.5, 6.0] for name in NAMES}
 
 
 def test_participant_that_only_computes_is_waited_for(quorum_file: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 from cgd.errors import RemoteProtocolError
 from cgd.secagg.attendance import AttendanceExchange, number_of, period_of
 from cgd.secagg.codec import Frame, to_bytes
+from cgd.secagg.completion import find_open_sums
 from cgd.secagg.journal import Journal
 from cgd.secagg.key_shares import deal, recover
 from cgd.secagg.messages import Attendance, CompleteSum, Confirm, KeyShare, RevealKey
+from cgd.secagg.positions import GroupPosition, Participation
 from support import summing_program
 from support.ideal import ideal_cryptography
 from support.quorum import DirectedQuorum, QuorumProgram, QuorumSimulation, quorum_spec
@@ -161,6 +164,15 @@ def test_member_alone_cannot_exclude_another_one() -> None:
     assert exchange._target() == tuple("abcd")
 
 
+def test_too_few_members_propose_nothing() -> None:
+    exchange = AttendanceExchange("a", quorum_spec(5, 4), 0)
+    exchange.begun = True
+    for absent, members in (("e", tuple("abcd")), ("de", ())):
+        exchange.absent = frozenset(absent)
+        exchange.update(lambda _: bytes(32))
+        assert exchange.own.members == members
+
+
 def test_first_sum_of_an_epoch_is_made_by_all() -> None:
     simulation = DirectedQuorum(sums=1)
     simulation.remove("e")
@@ -280,6 +292,23 @@ def test_pending_reveal_is_void_once_a_quorum_has_started_another_sum() -> None:
     simulation.observations.check()
 
 
+def test_tolerated_members_cannot_void_a_pending_reveal() -> None:
+    """Two of five say that they have gone on without the sum that a may have revealed; a third one is needed."""
+    mine = participation(started=7, revealed_in=7, members=tuple("abcde"))
+    positions = {"a": position(mine, bytes(32)), "e": position(participation(started=7))}
+    liars = {name: position(participation(started=9)) for name in "cd"}
+    assert find_open_sums(positions | liars, 4, 2).void == frozenset()
+    assert find_open_sums(positions | liars | {"e": position(participation(started=9))}, 4, 2).void == {"a"}
+
+
+def participation(**fields: Any) -> Participation:
+    return Participation(**fields)
+
+
+def position(attendance: Participation, pending: bytes | None = None) -> GroupPosition:
+    return GroupPosition(3, bytes(32), pending, bytes(32), attendance=attendance)
+
+
 def test_all_members_killed_while_a_sum_was_opened_repeat_it_before_another_one_comes_back() -> None:
     """Nobody has the masked total any more. Only a, b, c and d can repeat their sum; e is there again, and waits."""
     simulation = DirectedQuorum(sums=1)
@@ -329,10 +358,9 @@ def test_budget_is_charged_before_others_can_complete_the_sum() -> None:
     simulation.exchange()
     charged: list[str] = []
     for me, program in simulation.programs.items():
-        number = summing_program.gradient_spec()
-        program.membership.start(
-            "everyone", number, lambda me=me: addend(me, 0), period_of(1, 1), before_reveal=lambda me=me: charged.append(me)
-        )  # fmt: skip
+        charge = partial(charged.append, me)
+        settings, period = summing_program.gradient_spec(), program.membership.group("everyone").epoch
+        program.membership.start("everyone", settings, partial(addend, me, 0), period, before_reveal=charge)
 
     def lose(sender: str, _to: str, message: Message) -> bool:
         if isinstance(message, Confirm):

@@ -14,9 +14,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cgd.errors import InputError
+from cgd.errors import NUMBER_BITS, InputError
 from cgd.federation.toml_validation import check_keys, typed
-from cgd.secagg.attendance import NUMBER_BITS
 from cgd.secagg.federation_spec import tolerated_members
 from cgd.secagg.reduction import MIN_MEMBERS
 from cgd.transport.link import SILENT_SECONDS
@@ -118,8 +117,8 @@ class Absence:
         if delay:
             raise InputError(
                 f"quorum is {self.quorum}, and delay in [training] is {delay}: several steps have the gradients of one "
-                "model, and two sums of these, with and without an absent member, would differ by its gradient exactly; "
-                "remove delay, or [absence]"
+                "model, and two sums of these, with and without an absent member, would differ by its gradient "
+                "exactly; remove delay, or [absence]"
             )
         if epoch > MAX_EPOCH:
             raise InputError(f"epoch is {epoch}; with a quorum, it is at most {MAX_EPOCH}: write a smaller one")

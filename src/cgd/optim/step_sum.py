@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cgd.errors import InputError, LocalProtocolError, PeerLeftError, SettingsError, period_text
+from cgd.errors import InputError, LocalProtocolError, PeerLeftError, SettingsError
 from cgd.optim import program_checks, sample_count
 from cgd.optim.clipping import clip_to_norm
 from cgd.optim.displacement import step_context, trainable
@@ -184,7 +184,7 @@ class StepSums:
         if model == requested.context.digests["state"] and before != epoch:
             raise LocalProtocolError(
                 f"step {requested.step.number} has the gradients of the model of the step before, because of the "
-                f"delay, and that one was summed in {period_text(before)}; it is {period_text(epoch)} now. If the members have "
+                f"delay, and that one was summed in epoch {before}; it is epoch {epoch} now. If the members have "
                 "changed, the difference of the two sums would disclose a member's gradient. Change members in the "
                 "middle of a training, or train anew under another federation name"
             )

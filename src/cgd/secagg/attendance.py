@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cgd.errors import RemoteProtocolError
+from cgd.errors import NUMBER_BITS, RemoteProtocolError
 from cgd.secagg.messages import Attendance
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.messages import PeerId
 
-NUMBER_BITS = 40
 MAX_LEAP = 64
 """By so much a number may be above the others. With 2⁴⁰ numbers, it takes 2³⁴ messages to use them up."""
 MAX_TICKS = 10  # calls of `Membership.set_absent`, some seconds

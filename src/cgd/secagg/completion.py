@@ -5,15 +5,15 @@ member reveals its self-mask key as soon as all have confirmed. If the others su
 themselves, the difference of the two totals would be the addend of the absent member. So a sum for which a present
 member has a pending reveal is never summed again by others: this very attempt is completed. The rules:
 
-1. Each member deals shares of its self-mask key (`key_shares.py`) to all before it confirms, so once all have confirmed,
-   as many members as the quorum can recover the key of an absent one. It charges its budget before it confirms.
+1. Each member deals shares of its self-mask key (`key_shares.py`) to all before it confirms. So once all have
+   confirmed, as many members as the quorum can recover the key of an absent one. It charges its budget before that.
 2. A member hands out the keys and shares that it has of an attempt (`CompleteSum`) only to members of its view, only if
    the statements of all members prove that all confirmed, and only if it has started no attempt in a later view. It
    records a pending reveal before, as if it revealed its own key.
 3. A member that starts a sum in a later view deletes what it has of earlier attempts. So if a quorum has gone on, too
    few are left to complete the attempt, and if a quorum has begun to complete it, too few are left to go on: two
-   quorums have an honest member in common. A pending reveal is void when more members than may be dishonest report that they
-   have gone on.
+   quorums have an honest member in common. A pending reveal is void when more members than may be dishonest report
+   that they have gone on.
 4. The completed sum has an ordinary certificate: the statements and the keys of all its members.
 
 If the shares do not suffice, or no present member has the masked total, the same members repeat the sum, as without a
