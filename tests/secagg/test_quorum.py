@@ -158,6 +158,7 @@ def test_members_that_do_not_hear_each_other_are_not_in_one_view() -> None:
 def test_member_alone_cannot_exclude_another_one() -> None:
     exchange = AttendanceExchange("a", quorum_spec(5, 4), 0)
     exchange.begun = True
+    exchange.receive("e", Attendance(1, (), bytes(32), (), begun=True))
     exchange.receive("c", Attendance(1, (), bytes(32), ("e",), begun=True))
     assert exchange._target() == tuple("abcde")
     exchange.receive("e", Attendance(1, (), bytes(32), ("c",), begun=True))
