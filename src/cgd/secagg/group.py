@@ -94,6 +94,8 @@ class Group:
         left: whether we have sent our goodbye: no sum is started any more, not even an abandoned one.
         quorum: the number of members that can go on without the others; None if all are needed.
         interrupted: with a quorum, what we have of a sum that was interrupted in an earlier view; see `completion.py`.
+        size: with a quorum, the number of all members, with those that are absent.
+        all_required: whether our program's next sum waits for all members, although there is a quorum.
         ignored: the members whose reports of revealed steps are void.
     """
 
@@ -115,6 +117,13 @@ class Group:
     quorum: int | None = None
     interrupted: InterruptedSum | None = None
     ignored: frozenset[PeerId] = frozenset()
+    size: int = 0
+    all_required: bool = False
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether our program's next sum has to wait for absent members."""
+        return self.all_required and len(self.members) < self.size
 
     @property
     def next_in_journal(self) -> bool:
@@ -186,6 +195,8 @@ class Group:
             if self.next_in_journal:
                 pending.total = self._recorded_total(pending)
                 self.next_index += not pending.abandoned
+            elif self.waits_for_all:
+                pass
             elif self.up_to_date and self.session is not None and self.reports is not None and not self.left:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)

@@ -134,7 +134,7 @@ class Membership:
             if name not in self._groups:
                 self._groups[name] = self._make_group(name, members)
             self._groups[name].members, self._groups[name].epoch = members, self._period(0)
-            self._groups[name].quorum = federation_spec.quorum
+            self._groups[name].quorum, self._groups[name].size = federation_spec.quorum, len(members)
             self._groups[name].key_digests = {member: federation_spec.keys[member].digest for member in members}
             self._groups[name].left = self._departures.own is not None
         for peer in [name for name, keys in before.items() if federation_spec.keys.get(name) != keys]:
@@ -311,6 +311,8 @@ class Membership:
             if self._hellos.suspected:
                 return "the same hello for all members", frozenset(self._hellos.suspected)
             return self._view_change.waiting_for(each)
+        if each.waits_for_all:
+            return "its return: all members make this sum", frozenset(self.federation_spec.members) - self.present
         return each.session.waiting_for if each.session is not None else ("nothing", frozenset())
 
     def receive(self, sender: PeerId, data: Buffer) -> None:

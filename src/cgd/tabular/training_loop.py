@@ -23,7 +23,7 @@ from cgd.optim.recovery import BestCheckpoint
 from cgd.optim.sgd import ConfinedSGD
 from cgd.optim.vertical import first_layer_names
 from cgd.reporting.run_file import EvalRecord
-from cgd.tabular.opened_counts import check_counts, is_included
+from cgd.tabular.opened_counts import check_counts, was_included
 from cgd.tabular.wide_sums import wide_sum
 
 if TYPE_CHECKING:
@@ -332,9 +332,8 @@ class TrainingLoop:
     def _open_loss(self, losses: torch.Tensor) -> float | None:
         """Return the mean validation loss of all members' records, given those of ours; None if there are none."""
         own, count = losses.sum().item(), len(self.validation)
-        included = is_included(self.peers)
         total, records = wide_sum(self.peers, np.array([own, count]), "validation loss").tolist()
-        check_counts(self.peers, "validation records", [int(records)], [count] if included else None)
+        check_counts(self.peers, "validation records", [int(records)], [count] if was_included(self.peers) else None)
         return float(total / records) if records else None
 
     def _should_stop(self, evaluation: EvalRecord) -> bool:

@@ -140,6 +140,12 @@ class Recovery(Protocol):
     def size_in(self, epoch: int) -> int:
         """Return the number of members in an epoch, with those that are absent; 0 if it is not known."""
 
+    def require_all(self, *, required: bool) -> None:
+        """Let the program's next sums wait for all members, although there is a quorum; or no longer."""
+
+    def took_part_in_last(self) -> bool:
+        """Return whether this member's addend is in the program's latest sum."""
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps: their result is part of its state."""
 
@@ -179,6 +185,13 @@ class NoRecovery:
     def size_in(self, epoch: int) -> int:  # noqa: ARG002
         """Return 0."""
         return 0
+
+    def require_all(self, *, required: bool) -> None:
+        """Do nothing."""
+
+    def took_part_in_last(self) -> bool:
+        """Return True."""
+        return True
 
     def skip(self, slot: int, steps: int) -> None:
         """Do nothing."""

@@ -171,6 +171,18 @@ class GroupRecovery:
             entries = membership.group(self._group).journal.entries
             return max((each.addends for each in entries if epoch_of(each.epoch) == epoch_of(epoch)), default=0)
 
+    def require_all(self, *, required: bool) -> None:
+        """Let the program's next sums wait for all members, although there is a quorum; or no longer."""
+        with self._runtime.locked() as membership:
+            membership.group(self._group).all_required = required
+
+    def took_part_in_last(self) -> bool:
+        """Return whether this member's addend is in the program's latest sum."""
+        with self._runtime.locked() as membership:
+            group = membership.group(self._group)
+            certificate = group.journal.entries[group.next_index - 1].certificate if group.next_index else None
+            return certificate is None or self._runtime.me in certificate.keys
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps."""
         with self._runtime.locked() as membership:

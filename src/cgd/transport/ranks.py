@@ -330,6 +330,15 @@ class RankRecovery:
         """Return the number of members in an epoch, with those that are absent; 0 if it is not known."""
         return int(self._ask(f"size_in {epoch}", lambda recovery: recovery.size_in(epoch)))
 
+    def require_all(self, *, required: bool) -> None:
+        """Let the program's next sums wait for all members, although there is a quorum; or no longer."""
+        if self._recovery is not None:
+            self._recovery.require_all(required=required)
+
+    def took_part_in_last(self) -> bool:
+        """Return whether this member's addend is in the program's latest sum."""
+        return bool(self._ask("took_part_in_last", lambda recovery: recovery.took_part_in_last()))
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps."""
         if self._recovery is not None:
