@@ -71,21 +71,23 @@ class CutProxy:
         pair = frozenset(ends)
 
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._until_passable(pair)
             try:
+                await self._until_passable(pair)
                 target_reader, target_writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                writer.close()
+            except (OSError, asyncio.CancelledError):
+                writer.transport.abort()
                 return
             pumps = [
                 asyncio.ensure_future(self._pump(pair, reader, target_writer)),
                 asyncio.ensure_future(self._pump(pair, target_reader, writer)),
             ]
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            for pump in pumps:
-                pump.cancel()
-            for each in (writer, target_writer):
-                each.transport.abort()
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                for each in (writer, target_writer):
+                    each.transport.abort()
 
         return handle
 
