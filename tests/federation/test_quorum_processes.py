@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +15,7 @@ import pytest
 
 from cgd.federation import config as file
 from cgd.federation.absence_section import ABSENCE_REVEALS_GRADIENTS, MIN_PATIENCE, Absence
-from support.cut_proxy import CutProxy
+from support.cut_proxy import LAUNCHER, CutProxy
 from support.federations import NAMES, ProcessFederation
 from support.ports import free_port
 
@@ -19,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-FAULTS = 30
+FAULTS = int(os.environ.get("CGD_FAULTS", "6"))
+"""The number of faults; 30 take some minutes."""
 MARGIN_SECONDS = 4.0
 """Beyond the patience; a member that would go on has done so by then."""
 DEADLINE_SECONDS = 60.0
@@ -69,18 +74,31 @@ class QuorumProcesses(ProcessFederation):
     def __init__(self, folder: Path, quorum: int) -> None:
         super().__init__(folder, program=PROGRAM, steps=STEPS)
         self.stopped: set[str] = set()
-        self.ports = {
-            each.name: (int(each.address.rpartition(":")[2]), free_port())
-            for each in file.Federation.load(self.path).participants
+        addresses = {each.name: each.address for each in file.Federation.load(self.path).participants}
+        port = {name: int(address.rpartition(":")[2]) for name, address in addresses.items()}
+        self.ports = {(one, other): (free_port(), port[other]) for one in NAMES for other in NAMES if one != other}
+        self.routes = {
+            one: {addresses[other]: f"tcp://127.0.0.1:{self.ports[one, other][0]}" for other in NAMES if other != one}
+            for one in NAMES
         }
+        (folder / "launcher.py").write_text(LAUNCHER)
         section = Absence(quorum, MIN_PATIENCE, ABSENCE_REVEALS_GRADIENTS)
         lines = f"quorum = {section.quorum}\npatience = {section.patience}\naccept = '{section.accept}'"
         text = self.path.read_text()
         self.path.write_text(text.replace("[training]", f"[absence]\n{lines}\n\n[training]", 1))
 
     def run(self, name: str) -> None:
-        """Start a participant, behind the proxy."""
-        self.start(name, "--listen", f"tcp://127.0.0.1:{self.ports[name][1]}")
+        """Start a participant, which connects through the proxy."""
+        arguments = ["join", str(self.path), "--as", name, "--run", "training:main"]
+        with (self.folder / f"{name}.err").open("a") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "launcher.py", *arguments],
+                cwd=self.folder,
+                stderr=log,
+                stdout=log,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "ROUTES": json.dumps(self.routes[name])},
+            )
 
     def stop(self, name: str) -> None:
         self.processes[name].send_signal(signal.SIGSTOP)
@@ -128,16 +146,12 @@ def federation(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Quoru
     found.close()
 
 
-def process_ids(federation: QuorumProcesses) -> dict[str, int]:
-    return {name: process.pid for name, process in federation.processes.items()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("federation", [4], indirect=True)
 def test_others_go_on_whatever_happens_to_one(federation: QuorumProcesses) -> None:
     """One is stopped, killed or cut off at random moments, again and again; at the end all have the same bits."""
     rng = random.Random(19)
-    with CutProxy(federation.ports, lambda: process_ids(federation)) as proxy:
+    with CutProxy(federation.ports) as proxy:
         federation.advance(NAMES, 2)
         for number in range(FAULTS):
             name = rng.choice(NAMES)
@@ -171,7 +185,7 @@ def test_others_go_on_whatever_happens_to_one(federation: QuorumProcesses) -> No
 def test_at_most_one_side_of_a_cut_network_goes_on(
     federation: QuorumProcesses, parts: tuple[tuple[str, ...], ...], going_on: tuple[str, ...]
 ) -> None:
-    with CutProxy(federation.ports, lambda: process_ids(federation)) as proxy:
+    with CutProxy(federation.ports) as proxy:
         federation.advance(NAMES, 2)
         proxy.cut(*parts)
         if going_on:

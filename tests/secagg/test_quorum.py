@@ -486,21 +486,6 @@ def test_wrong_share_is_left_out_if_enough_others_are_right() -> None:
 # Messages.
 
 
-def test_messages_of_a_quorum_are_rejected_without_one() -> None:
-    from support.member_simulation import MemberSimulation
-
-    simulation = MemberSimulation.idle()
-    simulation.exchange()
-    simulation.start_all()
-    program = simulation.programs["a"]
-    session = program.group.session.session  # type: ignore[union-attr]
-    with pytest.raises(RemoteProtocolError, match="b: sent its part in a sum of 'everyone', and should not"):
-        program.membership.receive("b", to_bytes(Frame(program.membership.view, 0, CompleteSum("everyone", b"[]"))))
-    program.membership.receive("b", to_bytes(Frame(bytes(16), 0, Attendance(1, ("a",), bytes(32), (), begun=True))))
-    program.membership.receive("b", to_bytes(Frame(session, 1, KeyShare(bytes(17)))))
-    assert "there is no quorum" in str(program.group.pending.fault)  # type: ignore[union-attr]
-
-
 def test_announcement_of_others_than_members_is_rejected() -> None:
     simulation = DirectedQuorum(sums=1)
     simulation.exchange()

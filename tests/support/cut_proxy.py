@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
+
+LAUNCHER = """
+import json, os, runpy
+import zmq
+
+routes, connect = json.loads(os.environ["ROUTES"]), zmq.Socket.connect
+zmq.Socket.connect = lambda self, address: connect(self, routes.get(address, address))
+runpy.run_module("cgd", run_name="__main__", alter_sys=True)
+"""
+"""A program like `python -m cgd` that connects to the addresses in ROUTES instead of those of the federation file."""
 
 
 class CutProxy:
-    """Forwards connections to participants, and holds back the bytes between those that are cut off.
+    """Forwards connections between participants, and holds back the bytes between those that are cut off.
 
     Args:
-        ports: for each participant, the port that others connect to, and the port that it listens on.
-        processes: returns the process of each participant; a connection belongs to the process at its other end.
+        ports: for each pair, the one that connects and the one that listens, the port of the proxy and the port of the
+            latter.
     """
 
-    def __init__(self, ports: Mapping[str, tuple[int, int]], processes: Callable[[], Mapping[str, int]]) -> None:
-        self._ports, self._processes = ports, processes
+    def __init__(self, ports: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+        self._ports = ports
         self._cuts: frozenset[frozenset[str]] = frozenset()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -46,8 +54,8 @@ class CutProxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         servers = [
-            self._loop.run_until_complete(asyncio.start_server(self._handler(name, inner), "127.0.0.1", outer))
-            for name, (outer, inner) in self._ports.items()
+            self._loop.run_until_complete(asyncio.start_server(self._handler(pair, inner), "127.0.0.1", outer))
+            for pair, (outer, inner) in self._ports.items()
         ]
         self._ready.set()
         self._loop.run_forever()
@@ -59,24 +67,27 @@ class CutProxy:
             self._loop.run_until_complete(asyncio.sleep(0.1))
         self._loop.close()
 
-    def _handler(self, name: str, port: int):  # type: ignore[no-untyped-def]
+    def _handler(self, ends: tuple[str, str], port: int):  # type: ignore[no-untyped-def]
+        pair = frozenset(ends)
+
         async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            pair = frozenset((name, self._owner(writer.get_extra_info("peername")[1])))
-            await self._until_passable(pair)
             try:
+                await self._until_passable(pair)
                 target_reader, target_writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                writer.close()
+            except (OSError, asyncio.CancelledError):
+                writer.transport.abort()
                 return
             pumps = [
                 asyncio.ensure_future(self._pump(pair, reader, target_writer)),
                 asyncio.ensure_future(self._pump(pair, target_reader, writer)),
             ]
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            for pump in pumps:
-                pump.cancel()
-            for each in (writer, target_writer):
-                each.transport.abort()
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                for each in (writer, target_writer):
+                    each.transport.abort()
 
         return handle
 
@@ -90,18 +101,3 @@ class CutProxy:
     async def _until_passable(self, pair: frozenset[str]) -> None:
         while pair in self._cuts:
             await asyncio.sleep(0.05)
-
-    def _owner(self, port: int) -> str:
-        """Return the participant whose process has this port."""
-        sockets = {
-            line.split()[9]
-            for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
-            if line.split()[1].endswith(f":{port:04X}")
-        }
-        for name, process in self._processes().items():
-            with contextlib.suppress(OSError):
-                for file in os.listdir(f"/proc/{process}/fd"):
-                    with contextlib.suppress(OSError):
-                        if os.readlink(f"/proc/{process}/fd/{file}") in {f"socket:[{each}]" for each in sockets}:
-                            return name
-        return "?"
