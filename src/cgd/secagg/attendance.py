@@ -10,9 +10,7 @@ formed when all its members propose the same one: the same number, the same memb
 3. Numbers increase: a member never enters a view with a number that is not above that of its last view. It follows the
    number of a peer only if that is near its own, or that of more members than may be dishonest: otherwise one of them
    could use up the numbers.
-4. The first step of an optimiser in an epoch is made by all members, with all sums before it, such as statistics of the
-   records: several sums that belong together then have the same members. And every later view has members that took
-   part in that step.
+4. The first sum of an epoch is made by all members. So every later view has members that took part in it.
 5. A view has its own *period*: the epoch and the number. The samples are counted again in every period, because the
    members have changed, and entries of the journal show in which period they were made.
 """
@@ -66,7 +64,7 @@ class AttendanceExchange:
 
     Attributes:
         absent: the members that we have not heard for too long.
-        begun: whether we have finished a step of an optimiser in this epoch.
+        begun: whether we have finished a sum in this epoch.
         only: the members of a sum that only they can repeat, if they have to do so before the next one.
         received: the latest announcement of each peer.
         own: our latest announcement.
@@ -193,6 +191,6 @@ class AttendanceExchange:
         return [each for each in announced if each <= honest + MAX_LEAP]
 
     def _has_begun(self, members: set[PeerId]) -> bool:
-        """Return whether this epoch's first step was made; a member that lost its state asks enough others."""
+        """Return whether this epoch's first sum was made; a member that lost its state asks enough others."""
         claims = sum(each.begun for peer, each in self.received.items() if peer in members)
         return self.begun or claims > self._federation_spec.tolerated

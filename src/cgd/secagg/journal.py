@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import InputError, LocalProtocolError
-from cgd.secagg.attendance import epoch_of
 from cgd.secagg.certificates import (
     GENESIS,
     WEIGHTED,
@@ -378,17 +377,6 @@ class Journal:
                 return
             if self._in_state(entry):
                 self.entries[index] = replace(entry, words=None, certificate=None)
-
-    def has_step_of(self, epoch: int) -> bool:
-        """Return whether a step of an optimiser was finished in this epoch, and is part of its state."""
-        if not self.states:
-            return False
-        for entry in reversed(self.entries):
-            if epoch_of(entry.epoch) != epoch:
-                return False
-            if self._in_state(entry):
-                return True
-        return False
 
     def _in_state(self, entry: JournalEntry) -> bool:
         step = entry.step

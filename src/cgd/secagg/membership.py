@@ -181,8 +181,9 @@ class Membership:
         """Announce who is present, if that has changed."""
         if self._attendance is None:
             return
-        epoch = self.federation_spec.epoch
-        self._attendance.begun = any(group.journal.has_step_of(epoch) for group in self._groups.values())
+        entries = [group.journal.entries for group in self._groups.values()]
+        begun = any(each and epoch_of(each[-1].epoch) == self.federation_spec.epoch for each in entries)
+        self._attendance.begun = begun
         longer = self._length_before < sum(len(each.journal) for each in self._groups.values())
         if longer and not any(group.journal.has_unfinished for group in self._groups.values()):
             self._attendance.only = frozenset()

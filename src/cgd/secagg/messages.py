@@ -284,7 +284,7 @@ class Attendance:
         members: the members of the view; none if too few are present.
         processes: the digest of the ephemeral keys of these members.
         absent: the members that the sender has not heard for too long.
-        begun: whether the sender has finished a step of an optimiser in this epoch.
+        begun: whether the sender has finished a sum in this epoch.
     """
 
     number: int
