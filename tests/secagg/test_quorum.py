@@ -76,17 +76,22 @@ def test_members_that_come_and_go_end_with_one_history(count: int, quorum: int, 
 
 
 @pytest.mark.parametrize(
-    ("count", "quorum", "first", "schedules"),
+    ("count", "quorum", "dishonest", "first", "schedules"),
     [
-        (5, 4, 0, SCHEDULES),
-        *(pytest.param(*each, 1000, MANY, marks=pytest.mark.slow) for each in ((5, 4), (4, 3), (7, 5))),
+        (5, 4, "c", 0, SCHEDULES),
+        (5, 4, "cd", 0, SCHEDULES),
+        *(
+            pytest.param(*each, 1000, MANY, marks=pytest.mark.slow)
+            for each in ((5, 4, "c"), (5, 4, "cd"), (4, 3, "c"), (7, 5, "cd"))
+        ),
     ],
 )
-def test_dishonest_member_gains_nothing_in_random_schedules(
-    count: int, quorum: int, first: int, schedules: int
+def test_dishonest_members_gain_nothing_in_random_schedules(
+    count: int, quorum: int, dishonest: str, first: int, schedules: int
 ) -> None:
+    assert len(dishonest) <= quorum_spec(count, quorum).tolerated
     for seed in range(first, first + schedules):
-        QuorumSimulation(seed, count, quorum, dishonest=True).run(1500)
+        QuorumSimulation(seed, count, quorum, dishonest=dishonest).run(1500)
 
 
 # Who goes on.

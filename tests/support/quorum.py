@@ -16,20 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.errors import CGDError
+from cgd.errors import CGDError, RemoteProtocolError
 from cgd.secagg.codec import from_bytes
+from cgd.secagg.completion import InterruptedSum
 from cgd.secagg.journal import Journal
 from cgd.secagg.journal_entry import Step
 from cgd.secagg.messages import Attendance, CompleteSum, JournalPosition, KeyShare
 from cgd.secagg.positions import Participation, PositionReport
 from cgd.secagg.statements import slot_of
-from support.adversary import ADVERSARY, Adversary
+from support.adversary import Adversary
 from support.dishonest import Simulation
 from support.observations import InvariantError, Observations
 from support.summing_program import SIZE, Program, _identity, addend, federation_spec, gradient_spec
 from support.wire import spec
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from cgd.secagg.codec import Frame
     from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.messages import Message
@@ -119,8 +122,8 @@ class QuorumAdversary(Adversary):
 class QuorumObservations(Observations):
     """Counts a self-mask key as revealed if the dishonest member has it, or as many shares of it as the quorum."""
 
-    def __init__(self, quorum: int) -> None:
-        super().__init__()
+    def __init__(self, quorum: int, dishonest: Collection[str]) -> None:
+        super().__init__(dishonest)
         self.quorum = quorum
         self.keys: set[bytes] = set()
         self.shares: dict[bytes, dict[bytes, set[str]]] = {}
@@ -128,8 +131,6 @@ class QuorumObservations(Observations):
     def add_completion(self, content: bytes) -> None:
         """Record what the dishonest member learns from a `CompleteSum`."""
         try:
-            from cgd.secagg.completion import InterruptedSum
-
             found = InterruptedSum.from_bytes(content)
         except ValueError:
             return
@@ -142,7 +143,7 @@ class QuorumObservations(Observations):
         for attempt in self.attempts.values():
             for each in attempt.values():
                 commitment = each.commitment  # type: ignore[attr-defined]
-                holders = self.shares.get(commitment, {}).get(b"", set()) | {ADVERSARY}
+                holders = self.shares.get(commitment, {}).get(b"", set()) | self.dishonest
                 each.revealed |= commitment in self.keys or len(holders) >= self.quorum
         super().check()
 
@@ -155,24 +156,22 @@ class QuorumSimulation(Simulation):
         count: the number of members.
         quorum: the quorum.
         sums: the number of steps of each program.
-        dishonest: whether member "c" is dishonest.
+        dishonest: the dishonest members, who share what they learn.
     """
 
-    def __init__(self, seed: int, count: int, quorum: int, sums: int = 5, *, dishonest: bool = False) -> None:
+    def __init__(self, seed: int, count: int, quorum: int, sums: int = 5, dishonest: str = "") -> None:
         self.rng = random.Random(seed)
-        self.sums, self.dishonest = sums, dishonest
+        self.sums, self.dishonest = sums, frozenset(dishonest)
         self.federation_spec = quorum_spec(count, quorum)
         members = self.federation_spec.members
-        self.honest = tuple(name for name in members if not dishonest or name != ADVERSARY)
+        self.honest = tuple(name for name in members if name not in dishonest)
         self.programs: dict[str, Program] = {}
         self.saved: dict[str, bytes] = {}
         for me in members:
             self.programs[me] = QuorumProgram(me, self.federation_spec, sums)
-        self.adversary = QuorumAdversary(ADVERSARY, _identity(ADVERSARY), self.rng)
-        if not dishonest:
-            self.adversary.rate, self.adversary.withholds = 0.0, False
+        self.adversaries = {me: QuorumAdversary(me, _identity(me), self.rng) for me in dishonest}
         self.queues: dict[tuple[str, str], deque[bytes]] = {}
-        self.observations = QuorumObservations(quorum)
+        self.observations = QuorumObservations(quorum, self.dishonest)
         self.finished: dict[int, dict[str, set[bytes]]] = {}
         self.old_journals = {Journal().head: Journal().to_bytes()}
         self.cuts: set[frozenset[str]] = set()
@@ -281,29 +280,47 @@ class QuorumSimulation(Simulation):
 
     def start(self, me: str) -> None:
         journal = Journal.from_bytes(self.saved[me])
-        if me == ADVERSARY and self.dishonest:
-            journal = self.adversary.forge_journal(
-                Journal.from_bytes(self.rng.choice(list(self.old_journals.values())))
-            )
-            if journal.started == 0:
-                journal.started = 0
+        if me in self.dishonest:
+            chosen = Journal.from_bytes(self.rng.choice(list(self.old_journals.values())))
+            journal = self.adversaries[me].forge_journal(chosen)
         self.programs[me] = QuorumProgram(me, self.federation_spec, self.sums, journal)
         self.advance(me)
 
     def advance(self, me: str) -> None:
         if me in self.stopped or me not in self.programs:
             return
-        program = self.programs[me]
-        if me == ADVERSARY and self.dishonest:
-            super().advance(me)
-        else:
-            self.call(me, program.advance)
-            while (outgoing := program.membership.next_outgoing()) is not None:
-                self.queues.setdefault((me, outgoing[0]), deque()).append(outgoing[1])
+        program, adversary = self.programs[me], self.adversaries.get(me)
+        self.call(me, program.advance)
+        while (outgoing := program.membership.next_outgoing()) is not None:
+            frames = [outgoing] if adversary is None else adversary.replace_frame(*outgoing, program.membership)
+            for to, frame in frames:
+                self.queues.setdefault((me, to), deque()).append(frame)
+        if adversary is None:
             for index, total in enumerate(program.totals):
                 if total:
                     self.finished.setdefault(index, {}).setdefault(me, set()).add(total)
+        else:
+            self.old_journals.setdefault(program.journal.head, program.journal.to_bytes())
+            for to, frame in adversary.additional_frames(self.honest, program.membership):
+                self.queues.setdefault((me, to), deque()).append(frame)
         self.sizes |= {entry.addends for entry in program.journal.entries}
+
+    def call(self, me: str, action: Any) -> None:
+        try:
+            action()
+        except CGDError as error:
+            self.check_accusation(me, error)
+        except Exception as error:
+            if me not in self.dishonest:
+                raise InvariantError(f"{me} crashed: {error!r}") from error
+        stopped = self.programs[me].stopped
+        if stopped is not None:
+            self.check_accusation(me, stopped)
+
+    def check_accusation(self, me: str, error: CGDError) -> None:
+        accused = isinstance(error, RemoteProtocolError) and error.peer in self.dishonest
+        if me not in self.dishonest and not accused:
+            super().check_accusation(me, error)
 
     def check_invariants(self) -> None:
         honest, self.honest = self.honest, tuple(me for me in self.honest if me in self.programs)
@@ -311,8 +328,8 @@ class QuorumSimulation(Simulation):
         self.honest = honest
 
     def deliver(self, sender: str, to: str, frame: bytes) -> None:
-        if to == ADVERSARY and self.dishonest:
-            self.adversary.observe(sender, frame)
+        if to in self.dishonest:
+            self.adversaries[to].observe(sender, frame)
             try:
                 message = from_bytes(frame, sender).message
             except CGDError:
