@@ -17,7 +17,8 @@ member has a pending reveal is never summed again by others: this very attempt i
 4. The completed sum has an ordinary certificate: the statements and the keys of all its members.
 
 If the shares do not suffice, or no present member has the masked total, the same members repeat the sum, as without a
-quorum. Until all of them are present, the others wait.
+quorum. Until all of them are present, the others wait. The members that have its record send the statements of all,
+which prove it: otherwise a dishonest member could invent such a sum, and so leave out whom it wants.
 """
 
 from __future__ import annotations
