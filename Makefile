@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results absence-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture audit-picture structure coverage clean
 
 help:  ## list the commands
@@ -65,6 +65,9 @@ leverage-results: .venv/installed  ## measure membership inference by leverage a
 
 first-layer-results: .venv/installed  ## count the records that one member of four reads from a first layer by watching; store the counts (ten minutes of one core; continues)
 	$(BIN)/python benchmarks/first_layer.py
+
+absence-results: .venv/installed  ## estimate the gradients of members that are absent again and again; store the errors (minutes)
+	$(BIN)/python benchmarks/absences.py
 
 training-mode-results: .venv/installed  ## attack gradients, batches and updates of local steps; store the values (a minute)
 	$(BIN)/python benchmarks/training_modes.py

@@ -100,6 +100,16 @@ class WeightError(ProtocolError):
     """The members' weights do not sum to one, so the weighted sum is not used."""
 
 
+NUMBER_BITS = 40
+"""With a quorum, the lower bits of a period are the number of the view in its epoch (`cgd.secagg.attendance`)."""
+
+
+def period_text(period: int) -> str:
+    """Describe an epoch, or with a quorum a period."""
+    epoch, number = divmod(period, 1 << NUMBER_BITS)
+    return f"view {number} of epoch {epoch}" if epoch else f"epoch {period}"
+
+
 class MembersChangedError(ProtocolError):
     """A new epoch began while a sum was waiting; the addend must be weighted for the new members.
 
@@ -110,7 +120,8 @@ class MembersChangedError(ProtocolError):
     def __init__(self, before: int, now: int, members: Collection[str]) -> None:
         self.members = tuple(sorted(members))
         super().__init__(
-            f"epoch {now} began during a sum of epoch {before}; the members are {', '.join(self.members)} now: "
+            f"{period_text(now)} began during a sum of {period_text(before)}; the members are "
+            f"{', '.join(self.members)} now: "
             "weight the values for them and sum again"
         )
 

@@ -244,5 +244,9 @@ class _SoloDriver:
     def epoch(self) -> int:
         return 0
 
+    @property
+    def quorum(self) -> None:
+        return None
+
     def next_round(self) -> tuple[int, int]:
         return self.epoch, 1

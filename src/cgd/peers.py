@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,7 @@ from cgd.transport.ranks import OneRank, add_weighted
 from cgd.transport.tap import Addend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
     import numpy.typing as npt
@@ -158,6 +159,11 @@ class Peers:
         return self._driver.epoch
 
     @property
+    def quorum(self) -> int | None:
+        """The least number of members of a sum, if members may be absent; None if every sum has all."""
+        return self._driver.quorum
+
+    @property
     def traffic(self) -> Traffic:
         """The counters of frames and bytes sent and received."""
         return self._driver.traffic
@@ -175,6 +181,18 @@ class Peers:
         """The difference of neighbouring totals of a weighted sum, such as a gradient sum, under the settings."""
         bound, ring_bits = self.settings.bound, self.settings.ring_bits
         return FixedPoint.for_weighted_sum(addends=len(self), bound=bound, ring_bits=ring_bits).resolution
+
+    @contextmanager
+    def all_members(self) -> Iterator[None]:
+        """Let the sums in this block wait for all members, although a quorum might go on.
+
+        Use it for sums that belong together, such as numbers and means: with other members in each, they would not fit.
+        """
+        self.recovery.require_all(required=True)
+        try:
+            yield
+        finally:
+            self.recovery.require_all(required=False)
 
     def __len__(self) -> int:
         return len(self.members)

@@ -132,6 +132,64 @@ def test_replaced_participant_is_no_dropout() -> None:
         dropout.find_dropout(replace(view, rounds=(*view.rounds[:-1], last)))
 
 
+# Members that are absent for some rounds, with a quorum. `make absence-results` measures more.
+
+
+def absence(scheme: Scheme = "cgd", name: str = dropout.LEAVER, **options: Any) -> float:
+    made = dropout.absence_scenario(**options)
+    return dropout.difference_of_absences(*observe(made, scheme), name).value
+
+
+@pytest.mark.parametrize("absences", [1, 4])
+def test_absence_of_a_round_reveals_most_of_the_gradient(absences: int) -> None:
+    assert 1e-3 < absence(absences=absences) < 0.3
+
+
+def test_batches_hide_the_gradient_in_one_absence_and_not_in_many() -> None:
+    assert absence(absences=1, batch=10) == pytest.approx(1.0, abs=0.1)
+    assert absence(absences=16, batch=10) < 0.9
+
+
+def test_whoever_cuts_connections_in_turn_gets_the_gradient_of_each_member() -> None:
+    view, truth = observe(dropout.absence_scenario(2, in_turn=True), "cgd")
+    assert {len(each.members) for each in view.rounds} == {4, 5}
+    for name in ("honest-1", "honest-2", "honest-3"):
+        found = dropout.difference_of_absences(view, truth, name)
+        assert found.succeeds
+        assert found.value < 0.3
+        assert "is missing from 2 of 16 rounds; it has 40 records" in found.detail
+
+
+def test_quorum_with_one_honest_member_reveals_its_gradient() -> None:
+    """Quorum 3 of 5, two of which collude: more than the bound, and the network cuts off two honest members."""
+    number = dropout.FULL_ROUNDS
+    view, truth = observe(without((number, ("honest-2", "honest-3"))), "cgd")
+    found = view.samples_in(number) * view.honest_sum(number).double() / len(truth.y[dropout.LEAVER])
+    assert dropout.relative_error(view, truth, dropout.LEAVER, number, found) < 1e-4
+
+
+def test_number_of_samples_follows_from_the_counts_with_and_without_a_member() -> None:
+    made = dropout.absence_scenario(1, in_turn=True)
+    x, y = made.data["honest-2"]
+    uneven = replace(made, data={**made.data, "honest-2": (x[:15], y[:15])})
+    view, _ = observe(uneven, "cgd")
+    assert [view.samples_of(name) for name in view.honest] == [40, 15, 40]
+    with pytest.raises(InputError, match="the counts do not tell the number of samples of honest-1 from those of the"):
+        observe(without((5, ("honest-1", "honest-2"))), "cgd")[0].samples_of("honest-1")
+
+
+def test_absent_gradient_needs_rounds_with_and_without_the_participant() -> None:
+    view, truth = observe(dropout.scenario(leaves=3), "cgd")
+    with pytest.raises(InputError, match="the rounds do not tell the gradient of honest-2 from those of the others"):
+        dropout.difference_of_absences(view, truth, "honest-2")
+
+
+@pytest.mark.slow
+def test_noise_hides_the_gradient_of_an_absent_member() -> None:
+    for scheme in ("dp8", "dp0.5"):
+        assert absence(scheme, absences=4) == pytest.approx(1.0, abs=0.1)
+
+
 # The exact attack on the protocol itself: four members, of which d drops out at any moment.
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from cgd.optim.privacy_warnings import PrivacyWarning
 
 PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
+ABSENCES = Path(__file__).parents[2] / "results" / "absences.json"
 TUMOUR_INPUTS = 30
 
 
@@ -101,6 +104,18 @@ def test_figure_of_a_departure() -> None:
     assert privacy_warnings.departure_warning(["dan"]).figure == privacy_warnings.DEPARTURE_FIGURE
 
 
+def test_figure_of_an_absence() -> None:
+    """`make absence-results` measures it; tests/audit/test_dropout.py repeats a part."""
+    found = json.loads(ABSENCES.read_text())
+    whole = fmean(found["one, all records, 0.1, 1"])
+    one, some, many = (fmean(found[f"one, 10 of 40 records, 0.1, {count}"]) for count in (1, 16, 64))
+    assert (
+        f"mean relative error {whole:.2f} after one absence of a round; with batches of 10 of 40 records {one:.2f} "
+        f"after one, {some:.2f} after 16 and {many:.2f} after 64"
+    ) == privacy_warnings.ABSENCE_FIGURE
+    assert privacy_warnings.absence_warning(["dan"]).figure == privacy_warnings.ABSENCE_FIGURE
+
+
 def test_figure_of_steering() -> None:
     scenario, probe = traps.scenario(100, 4)
     found = traps.read_traps(*observe(scenario, "cgd"), probe.armed_rounds[:4])
@@ -137,6 +152,7 @@ def test_documentation_has_the_same_figures() -> None:
         privacy_warnings.LINEAR_LEVERAGE_FIGURE,
         privacy_warnings.GRAM_FIGURE,
         privacy_warnings.DEPARTURE_FIGURE,
+        privacy_warnings.ABSENCE_FIGURE,
     ):
         numbers = re.findall(r"\d+\.\d+", figure)
         assert numbers

@@ -51,13 +51,15 @@ def encoding(**changes: Any) -> NoisyEncoding:
 @st.composite
 def encodings(draw: Any) -> NoisyEncoding:
     members = draw(st.integers(1, 50))
+    quorum = draw(st.integers(members // 2 + 1, members) | st.none())
     denominator = 10.0 ** draw(st.floats(0, 6))
     return NoisyEncoding(
         clip=10.0 ** draw(st.floats(-3, 3)),
         denominator=denominator,
         dimension=draw(st.integers(1, 10_000_000)),
         members=members,
-        colluders=draw(st.integers(0, members - 1)),
+        colluders=draw(st.integers(0, (quorum or members) - 1)),
+        quorum=quorum,
         max_mu=10.0 ** draw(st.floats(-3, 1)),
         max_records=math.ceil(denominator * draw(st.floats(1, 3))),
         ring_bits=draw(st.sampled_from([32, 64])),
@@ -74,12 +76,42 @@ def test_any_honest_members_add_the_noise_that_the_sensitivity_needs(noisy: Nois
     scale = units(noisy) / noisy.denominator
     largest = scale * noisy.clip * noisy.max_records
     sensitivity = scale * noisy.clip + math.sqrt(noisy.dimension) * (1 + 2.0**-52 * largest)
-    mu = sensitivity / (noisy.noise.sigma * math.sqrt(noisy.members - noisy.colluders))
+    present = noisy.members if noisy.quorum is None else noisy.quorum
+    mu = sensitivity / (noisy.noise.sigma * math.sqrt(present - noisy.colluders))
     assert mu * (1 - 1e-14) <= noisy.mu <= mu * (1 + 1e-11)
     assert 0.995 * noisy.max_mu <= noisy.mu <= noisy.max_mu
     assert noisy.noise.sigma >= MIN_SHARE
     assert noisy.distance <= MAX_DISTANCE
     assert noisy.sigma_total == pytest.approx(noisy.noise.sigma * math.sqrt(noisy.members) / units(noisy))
+
+
+@pytest.mark.parametrize("present", [5, 4, 3])
+@pytest.mark.parametrize("colluders", [0, 1, 2])
+def test_noise_is_enough_while_members_are_absent(present: int, colluders: int) -> None:
+    """Of five members with a quorum of 3, some are absent from a sum, and colluders subtract their noise."""
+    size = 20_000
+    noisy = encoding(dimension=size, colluders=colluders, quorum=3, random=fixed(f"{present} {colluders}"))
+    honest = np.sum([noisy.noise.draw(size) for _ in range(present - colluders)], axis=0)
+    needed = noisy._sensitivity(noisy.fraction_bits) / noisy.max_mu
+    # The relative standard deviation of the estimate is 1/√(2·20,000) = 0.005; that of the bits is fixed.
+    measured = float(np.std(honest)) / needed
+    assert measured == pytest.approx(math.sqrt((present - colluders) / (3 - colluders)), rel=0.02)
+    assert measured > 0.98  # as promised in the worst case, and more if more are present
+    assert noisy.mu <= noisy.max_mu
+
+
+def test_quorum_makes_the_noise_of_all_larger_by_the_stated_factor() -> None:
+    for members, quorum, colluders in ((5, 4, 1), (5, 3, 1), (9, 5, 2)):
+        plain = encoding(members=members, colluders=colluders)
+        noisy = encoding(members=members, colluders=colluders, quorum=quorum)
+        factor = math.sqrt((members - colluders) / (quorum - colluders))
+        assert noisy.sigma_total / plain.sigma_total == pytest.approx(factor, rel=1e-3)
+
+
+@pytest.mark.parametrize(("quorum", "colluders"), [(1, 1), (6, 1), (3, 3), (0, 0), (-1, 0)])
+def test_quorum_that_leaves_no_noise_is_rejected(quorum: int, colluders: int) -> None:
+    with pytest.raises(InputError, match=f"quorum is {quorum} with {colluders} colluders and 5 members; it must be"):
+        encoding(quorum=quorum, colluders=colluders)
 
 
 @pytest.mark.parametrize("openings", [1, 7, 1000])

@@ -25,6 +25,7 @@ from cgd.errors import BudgetSpentError, CGDError, InputError, IntegrityError, R
 from cgd.local import solo_peers
 from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.optim.record_norms import MARGIN
+from cgd.transport.driver import SessionDriver
 from support.training import Network, data, makers
 
 if TYPE_CHECKING:
@@ -166,6 +167,26 @@ def test_every_member_adds_its_share_of_the_noise(monkeypatch: pytest.MonkeyPatc
     triples = np.array(addends).reshape(60, 3, DIMENSION) * np.sqrt(3)
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert abs(float((triples[:, one] * triples[:, other]).mean())) < 0.2
+
+
+def test_program_sizes_its_noise_for_the_quorum_of_the_federation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four members with a quorum of 3, one may be absent; the program does not state it."""
+    monkeypatch.setattr(SessionDriver, "quorum", property(lambda _: 3))
+    made: list[NoisyEncoding] = []
+    encode = NoisyEncoding.encode
+
+    def watch(self: NoisyEncoding, values: Any) -> Any:
+        made.append(self)
+        return encode(self, values)
+
+    monkeypatch.setattr(NoisyEncoding, "encode", watch)
+    members = run(train, members=4, zero=True, steps=1, samples=8)
+    assert all(member.privacy.settings.quorum == 3 for member in members)
+    assert "a quorum of 3" in members[0].privacy.settings.describe()
+    assert len(made) == 2 * 4  # the count and the step of each
+    assert {(each.members, each.quorum, each.noisy_members) for each in made} == {(4, 3, 2)}
+    [message] = {str(error) for error in errors(train, colluders=3)}
+    assert "a sum may have only 3 members, the quorum; choose at most 2" in message
 
 
 def test_step_that_is_repeated_has_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,17 @@ from cgd.secagg.certificates import PendingReveal
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.journal_entry import Step
 from cgd.secagg.membership import Membership
-from cgd.secagg.messages import HUB, Abort, Hello, JournalRequest, Reason, RevealKey
+from cgd.secagg.messages import (
+    HUB,
+    Abort,
+    Attendance,
+    CompleteSum,
+    Hello,
+    JournalRequest,
+    KeyShare,
+    Reason,
+    RevealKey,
+)
 from support.identities import identity
 from support.member_simulation import (
     MEMBERS,
@@ -358,3 +368,16 @@ def test_all_members_name_the_member_with_other_settings(last: str) -> None:
     for each in pending.values():
         assert isinstance(each.fault, SettingsError), each.fault
         assert each.fault.peer == "c"
+
+
+def test_messages_of_a_quorum_are_rejected_without_one() -> None:
+    simulation = MemberSimulation.idle()
+    simulation.exchange()
+    simulation.start_all()
+    program = simulation.programs["a"]
+    session = program.group.session.session  # type: ignore[union-attr]
+    with pytest.raises(RemoteProtocolError, match="b: sent its part in a sum of 'everyone', and should not"):
+        program.membership.receive("b", to_bytes(Frame(program.membership.view, 0, CompleteSum("everyone", b"[]"))))
+    program.membership.receive("b", to_bytes(Frame(bytes(16), 0, Attendance(1, ("a",), bytes(32), (), begun=True))))
+    program.membership.receive("b", to_bytes(Frame(session, 1, KeyShare(bytes(17)))))
+    assert "there is no quorum" in str(program.group.pending.fault)  # type: ignore[union-attr]

@@ -133,6 +133,9 @@ def test_every_kind_has_a_unique_number() -> None:
         protocol.ResendRequest(),
         protocol.SignedEvidence("ready", bytes(32), (("a", bytes(32), bytes(64)),)),
         protocol.PositionsGathered(bytes(32)),
+        protocol.KeyShare(bytes(17)),
+        protocol.Attendance(3, ("a", "b"), bytes(32), ("c",), begun=True),
+        protocol.CompleteSum("everyone", b"[]"),
     ]
     assert [type(example) for example in examples] == list(KINDS)
     assert {to_bytes(Frame(bytes(16), 1, example))[4] for example in examples} == set(range(1, len(KINDS) + 1))

@@ -107,6 +107,9 @@ def messages() -> dict[str, bytes]:
         "again": protocol.ResendRequest(),
         "seen": protocol.SignedEvidence("ready", made("slot"), (("ada", made("said"), signature),)),
         "gathered": protocol.PositionsGathered(made("all")),
+        "key share": protocol.KeyShare(made("part", 17)),
+        "attendance": protocol.Attendance(9, MEMBERS, made("processes"), ("dan",), begun=True),
+        "complete sum": protocol.CompleteSum("everyone", b'["a sum"]'),
     }
     assert len({type(each) for each in examples.values()}) == len(KINDS)
     frames = {name: to_bytes(Frame(made("session", 16), 7, message)) for name, message in examples.items()}

@@ -60,6 +60,9 @@ class InMemoryNetwork:
         self.lock = threading.RLock()
         self.connected: dict[PeerId, Connection] = {}
         self.rewrite: Callable[[PeerId, PeerId, Frame], Frame] = lambda _sender, _to, frame: frame
+        self.cuts: set[frozenset[PeerId]] = set()
+        """The pairs whose connections are broken: their frames wait until `heal`."""
+        self._waiting: list[tuple[PeerId, PeerId, bytes]] = []
         self._unread: defaultdict[PeerId, deque[tuple[PeerId, bytes]]] = defaultdict(deque)
         self._holds: list[HeldFrames] = []
 
@@ -83,6 +86,21 @@ class InMemoryNetwork:
                 for to, data in hold.frames:
                     self._deliver(hold.sender, to, data)
 
+    def cut(self, *parts: Collection[PeerId]) -> None:
+        """Break the connections between these parts."""
+        with self.lock:
+            self.cuts |= {
+                frozenset((x, y)) for one in parts for other in parts if one is not other for x in one for y in other
+            }
+
+    def heal(self) -> None:
+        """Repair all connections."""
+        with self.lock:
+            self.cuts.clear()
+            waiting, self._waiting = self._waiting, []
+            for frame in waiting:
+                self._deliver(*frame)
+
     def drop_held(self, sender: PeerId) -> None:
         """Drop the frames of a killed sender that are held back."""
         self._holds = [hold for hold in self._holds if hold.sender != sender]
@@ -100,6 +118,9 @@ class InMemoryNetwork:
         return self._unread[me].popleft() if self._unread[me] else None
 
     def _deliver(self, sender: PeerId, to: PeerId, data: bytes) -> None:
+        if frozenset((sender, to)) in self.cuts:
+            self._waiting.append((sender, to, data))
+            return
         self._unread[to].append((sender, data))
         if to in self.connected:
             self.connected[to].notify()
@@ -177,6 +198,7 @@ class Connection:
         """Return the status of every peer."""
         with self._network.lock:
             here = set(self._network.connected) if self.connected else set()
+            here = {peer for peer in here if frozenset((self.me, peer)) not in self._network.cuts}
         others = [peer for peer in self.members if peer != self.me]
         return {peer: PeerStatus(peer in here, problem="" if peer in here else "away") for peer in others}
 

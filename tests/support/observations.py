@@ -14,7 +14,7 @@ from cgd.secagg.masking import PairwiseMasks
 from support.adversary import ADVERSARY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     import numpy.typing as npt
 
@@ -36,6 +36,7 @@ class Observation:
         addend: the digest of its addend.
         masks: the key and position of the mask shared with each peer.
         revealed: whether it has revealed its self-mask key.
+        commitment: its commitment to that key.
     """
 
     member: str
@@ -44,6 +45,7 @@ class Observation:
     addend: bytes
     masks: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     revealed: bool = False
+    commitment: bytes = b""
 
 
 class Observations:
@@ -60,7 +62,8 @@ class Observations:
     suppositions on the masks that were really added.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dishonest: Collection[str] = (ADVERSARY,)) -> None:
+        self.dishonest = frozenset(dishonest)
         self.attempts: dict[tuple[bytes, int], dict[str, Observation]] = {}
         self.adversary_keys: set[bytes] = set()
         """The mask keys that the dishonest member has."""
@@ -77,11 +80,13 @@ class Observations:
         current: list[Observation] = []
 
         def recorded_start(this: SecureSum, settings: Any, secret: npt.NDArray[Any], terms: bytes, *hooks: Any) -> None:
-            if this.me != ADVERSARY and this._masks is not None:
+            if this.me not in self.dishonest and this._masks is not None:
                 at = Terms.from_bytes(terms)
                 which = ("step", at.step[1]) if settings.weighted and at.step is not None else ("index", at.index)
                 digest = sha256(secret.data).digest()
-                this.observation = Observation(this.me, this.members, which, digest)  # type: ignore[attr-defined]
+                this.observation = Observation(
+                    this.me, this.members, which, digest, commitment=sha256(this._key).digest()
+                )  # type: ignore[attr-defined]
             start(this, settings, secret, terms, *hooks)
 
         def recorded_share(this: SecureSum) -> None:
@@ -94,7 +99,7 @@ class Observations:
             current.clear()
 
         def recorded_add(this: PairwiseMasks, words: npt.NDArray[Any], position: int) -> None:
-            if this._me == ADVERSARY:
+            if this._me in self.dishonest:
                 self.adversary_keys |= set(this._keys.values())
             if current:
                 current[0].masks = {peer: (key, position) for peer, key in this._keys.items()}
@@ -132,9 +137,9 @@ class Observations:
                     raise InvariantError(f"{each.member} used one mask for two peers, or omitted one")
                 for peer, mask in each.masks.items():
                     used.setdefault(mask, []).append((attempt, each.member, peer))
-                    if peer != ADVERSARY and mask[0] in self.adversary_keys:
+                    if peer not in self.dishonest and mask[0] in self.adversary_keys:
                         raise InvariantError(f"the dishonest member has the mask of {each.member} and {peer}")
-            honest = {name for each in observations.values() for name in each.members} - {ADVERSARY}
+            honest = {name for each in observations.values() for name in each.members} - self.dishonest
             if honest <= observations.keys() and all(observations[name].revealed for name in honest):
                 which = next(iter(observations.values())).sum
                 addends = tuple(sorted((name, observations[name].addend) for name in honest))

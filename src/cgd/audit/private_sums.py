@@ -104,9 +104,11 @@ class PrivateSums:
 def remaining_mu(settings: PrivacySettings, members: int, honest: int) -> float:
     """Return μ of a training against a coalition of all but this many members.
 
-    It is that of the settings if t members collude, larger if more do, and smaller if fewer do.
+    It is that of the settings if t members collude, larger if more do, and smaller if fewer do, or if more than a
+    quorum are present.
     """
-    return math.sqrt(settings.budget().mu_squared * (members - settings.colluders) / honest)
+    noisy = (members if settings.quorum is None else settings.quorum) - settings.colluders
+    return math.sqrt(settings.budget().mu_squared * noisy / honest)
 
 
 def describe_privacy(settings: PrivacySettings, members: int, honest: int) -> str:

@@ -66,6 +66,7 @@ class Scenario:
             models have in common; an active attack within the protocol. With differential privacy it adds as much of it
             as the others accept.
         dropouts: the participants that drop out, by the first round without them.
+        returns: the participants that come back, by the first round with them again.
         rule: returns the rule by which the displacement moves in a round, with its learning rate; gradient descent with
             `lr` if None.
         origins: δ and the seed of the origin of each participant, by name; `delta` and seeds that follow from `seed` if
@@ -95,6 +96,7 @@ class Scenario:
     batches: Batches | None = None
     probe: Callable[[str, int, torch.Tensor], torch.Tensor | None] | None = None
     dropouts: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    returns: Mapping[int, Sequence[str]] = field(default_factory=dict)
     rule: Callable[[int], UpdateRule] | None = None
     origins: Mapping[str, tuple[float, bytes]] | None = None
     weights: Mapping[str, torch.Tensor] | None = None
@@ -103,6 +105,24 @@ class Scenario:
     prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
     clamp: bool = False
     fresh_origins: bool = False
+
+    @property
+    def changes(self) -> set[int]:
+        """The rounds whose members are not those of the round before."""
+        return {*self.dropouts, *self.returns}
+
+    def members_of(self, number: int) -> tuple[str, ...]:
+        """Return the members of a round."""
+        missing: set[str] = set()
+        for each in range(number + 1):
+            missing |= set(self.dropouts.get(each, ()))
+            missing -= set(self.returns.get(each, ()))
+        return tuple(name for name in self.data if name not in missing)
+
+    @property
+    def quorum(self) -> int | None:
+        """The least number of members of a round, if members come back; None if those that drop out stay away."""
+        return min(len(self.members_of(each)) for each in range(self.rounds)) if self.returns else None
 
     def rule_of(self, number: int) -> UpdateRule:
         """Return the rule of a round."""

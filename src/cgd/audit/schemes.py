@@ -86,14 +86,15 @@ def privacy_of(scenario: Scenario, scheme: Scheme) -> PrivacySettings | None:
         scenario.clip,
         len(scenario.coalition),
         reruns=_reruns(scenario),
+        quorum=scenario.quorum,
     )
 
 
 def _reruns(scenario: Scenario) -> int:
-    """Return a number of reruns whose budget pays for a new count after each dropout."""
-    dropouts = len(scenario.dropouts)
-    share = dropouts * COUNT_SHARE / (1 - COUNT_SHARE)
-    return max(dropouts, math.ceil(share * scenario.rounds / (1 - share)))
+    """Return a number of reruns whose budget pays for a new count after each change of members."""
+    changes = len(scenario.changes)
+    share = changes * COUNT_SHARE / (1 - COUNT_SHARE)
+    return max(changes, math.ceil(share * scenario.rounds / (1 - share)))
 
 
 def max_probe(scenario: Scenario, scheme: Scheme) -> float:
@@ -156,13 +157,11 @@ class _Run:
         displacement = torch.zeros_like(self.start)
         rounds: list[Round] = []
         addends: dict[str, list[torch.Tensor]] = {name: [] for name in scenario.data}
-        missing: set[str] = set()
         samples = 0
         state: dict[str, Any] = {}
         for number in range(scenario.rounds):
-            missing |= set(scenario.dropouts.get(number, ()))
-            members = tuple(name for name in scenario.data if name not in missing)
-            if number == 0 or number in scenario.dropouts:
+            members = scenario.members_of(number)
+            if number == 0 or number in scenario.changes:
                 samples = self._count(members)
             own, total = self._sum(number, displacement, members, samples)
             gradients = {name: each / self.update_size for name, each in own.items()}

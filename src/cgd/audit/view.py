@@ -161,6 +161,22 @@ class View:
         own = sum(each.sample_count for name, each in self.coalition.items() if name in members)
         return self.samples_in(number) - own if known is None else known
 
+    def samples_of(self, name: str) -> int:
+        """Return the number of samples of an honest participant, which follows from the counts with and without it.
+
+        Raises:
+            InputError: the counts do not tell it from those of the others.
+        """
+        present = torch.tensor([[float(each in one.members) for each in self.honest] for one in self.rounds])
+        counts = torch.tensor([float(self.honest_samples_in(number)) for number in range(len(self.rounds))])
+        place = torch.zeros(1, len(self.honest))
+        place[0, self.honest.index(name)] = 1.0
+        rank = torch.linalg.matrix_rank
+        if rank(torch.cat([present, place])) > rank(present):
+            raise InputError(f"the counts do not tell the number of samples of {name} from those of the others")
+        found = torch.linalg.lstsq(present.double(), counts.double()[:, None], driver="gelsd").solution
+        return round(float(found[self.honest.index(name), 0]))
+
     def same_members(self, number: int) -> bool:
         """Return whether a round has the members and n of the round before it."""
         before, now = self.rounds[number - 1], self.rounds[number]

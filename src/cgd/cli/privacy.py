@@ -33,6 +33,9 @@ def expect(
     colluders: Annotated[
         int | None, typer.Option(help="How many participants may collude (default: 1, as in `privacy`).")
     ] = None,
+    quorum: Annotated[
+        int | None, typer.Option(help="The least number of participants of a sum (default: all, as without `absence`).")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="logistic or mlp (default: both).")] = None,
 ) -> None:
     """Show how much accuracy differential privacy is expected to cost, and how many records one would need.
@@ -43,6 +46,7 @@ def expect(
     from cgd.tabular.privacy_expectation import describe_expectation, read_question
 
     options = {"columns": columns, "members": members, "epsilon": epsilon, "delta": delta, "colluders": colluders}
+    options["quorum"] = quorum
     given = {name: value for name, value in options.items() if value is not None}
     for line in describe_expectation(read_question(file, records, given, model)):
         typer.echo(line)

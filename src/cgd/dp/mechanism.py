@@ -3,7 +3,8 @@
 Every member clips the gradient of each record to the norm C, adds the clipped gradients, divides by the same public
 number N, and rounds to integers. To these it adds integer noise of its own, so that the noises of any m − t members
 together have the standard deviation that one opening needs. Up to t members may collude, or leave out their noise.
-With t = m − 1, the addend of every member is private by itself.
+With t = m − 1, the addend of every member is private by itself. With a quorum q, members may be absent from a sum. Each
+counts as one that leaves out its noise: that of any q − t members is enough.
 
 What is proved where (all in `docs/differential-privacy.md`):
 
@@ -68,6 +69,7 @@ class NoisyEncoding:
         max_mu: the largest μ that one opening may have; the square of it is charged to a `Budget`.
         max_records: the largest number of records that all members have together.
         ring_bits: 32 or 64.
+        quorum: q, the least number of members of any sum of the training, above `colluders`; None for m.
         random: the source of the keys for the noise. Only tests and simulations use another one than the operating
             system.
 
@@ -93,6 +95,7 @@ class NoisyEncoding:
     max_mu: float
     max_records: int
     ring_bits: int = 32
+    quorum: int | None = None
     random: Callable[[int], bytes] = field(default=os.urandom, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +112,11 @@ class NoisyEncoding:
         if not 0 <= self.colluders < self.members:
             raise InputError(
                 f"colluders is {self.colluders} of {self.members} members; it must be from 0 to {self.members - 1}"
+            )
+        if self.quorum is not None and not self.colluders < self.quorum <= self.members:
+            raise InputError(
+                f"quorum is {self.quorum} with {self.colluders} colluders and {self.members} members; it must be from "
+                f"{self.colluders + 1} to {self.members}"
             )
         if self._share(self.fraction_bits) < MIN_SHARE:
             raise InputError(
@@ -147,8 +155,13 @@ class NoisyEncoding:
     @property
     def mu(self) -> float:
         """μ of one opening, to be charged: at most `max_mu`, and a little less because the noise is rounded up."""
-        honest = math.sqrt(self.members - self.colluders)
+        honest = math.sqrt(self.noisy_members)
         return self._sensitivity(self.fraction_bits) / (self.noise.sigma * honest) * _SAFETY
+
+    @property
+    def noisy_members(self) -> int:
+        """The least number of members whose noise protects in a sum: all that may be absent or collude are left out."""
+        return (self.members if self.quorum is None else self.quorum) - self.colluders
 
     @property
     def distance(self) -> float:
@@ -231,4 +244,4 @@ class NoisyEncoding:
 
     def _share(self, fraction_bits: int) -> float:
         """Return the standard deviation that a member's noise must have."""
-        return self._sensitivity(fraction_bits) / (self.max_mu * math.sqrt(self.members - self.colluders)) * _SAFETY**2
+        return self._sensitivity(fraction_bits) / (self.max_mu * math.sqrt(self.noisy_members)) * _SAFETY**2

@@ -46,6 +46,8 @@ class PrivacySettings:
         statistics_share: the part of μ² for statistics before the training; the training has the rest.
         looks: how many times the loss on validation records is opened. These are never used for anything else, so they
             have the whole budget for it: a record is in one of the two parts (parallel composition).
+        quorum: q, the least number of members of a sum, if members may be absent; each of them counts as one that
+            leaves out its noise. None if every sum has all members.
 
     Examples:
         >>> settings = PrivacySettings(epsilon=2.0, delta=1e-5, steps=100)
@@ -61,6 +63,7 @@ class PrivacySettings:
     reruns: int = -1
     statistics_share: float = 0.0
     looks: int = 0
+    quorum: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta", "clip", "statistics_share"):
@@ -119,11 +122,16 @@ class PrivacySettings:
         return (1 - self.statistics_share) * self.budget().mu_squared
 
     def check_members(self, members: int) -> None:
-        """Check that members remain whose noise protects.
+        """Check that members remain whose noise protects, also in a sum of a quorum only.
 
         Raises:
-            InputError: there are not more members than colluders.
+            InputError: there are not more members than colluders, or a quorum is not more.
         """
+        if self.quorum is not None and self.colluders >= self.quorum:
+            raise InputError(
+                f"colluders is {self.colluders}, and a sum may have only {self.quorum} members, the quorum; choose at "
+                f"most {self.quorum - 1}: then the noise of every member protects its records alone"
+            )
         if self.colluders >= members:
             raise InputError(
                 f"colluders is {self.colluders}, and there are {members} members; choose at most {members - 1}: then "
@@ -156,6 +164,7 @@ class PrivacySettings:
             max_mu=mu,
             max_records=max_records,
             ring_bits=64,
+            quorum=self.quorum,
         )
 
     def check_records(self, records: int) -> None:
@@ -190,11 +199,13 @@ class PrivacySettings:
             max_mu=self.step_mu,
             max_records=math.ceil(records + spread),
             ring_bits=ring_bits,
+            quorum=self.quorum,
         )
 
     def describe(self) -> str:
         """Return the settings as a text that members compare."""
         more = f", {self.statistics_share!r} for statistics, {self.looks} looks" if self.statistics_share else ""
+        more += f", a quorum of {self.quorum}" if self.quorum is not None else ""
         return (
             f"epsilon {self.epsilon!r}, delta {self.delta!r}, clip {self.clip!r}, {self.steps} steps, "
             f"{self.colluders} colluders, {self.reruns} reruns{more}"

@@ -7,11 +7,13 @@ one, so that a participant with an old file is detected.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError, MembershipError
+from cgd.federation.absence_section import Absence, check_place, parse_absence
 from cgd.federation.data_schema import Data, parse_data
 from cgd.federation.keys import curve_key, decode_public_key
 from cgd.federation.model_section import Model, parse_model
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FOR_PRIVATE_TABLES", "FOR_TABLES", "RENAMED", "Federation", "HubSite", "Participant", "Training"]
 
+SECTIONS = ("training", "absence", "hub", "data", "model", "privacy")
+"""The optional sections of the file."""
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -60,6 +65,7 @@ class Federation:
         data: for `cgd join --data`, the columns of the tables and the target.
         model: for `cgd join --data`, the model.
         privacy: for `cgd join --data`, differential privacy, if wanted.
+        absence: the quorum that goes on without silent members, if wanted.
     """
 
     name: str
@@ -71,6 +77,7 @@ class Federation:
     data: Data | None = None
     model: Model | None = None
     privacy: PrivacySection | None = None
+    absence: Absence | None = None
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
@@ -111,9 +118,19 @@ class Federation:
                 grid=self.grid is not None,
                 fresh=self.model is not None and self.model.fresh_origins,
             )
+        if self.absence is not None:
+            with at("[absence] "):
+                self.absence.check_members(count, minimum)
+                self.absence.check_use(
+                    epoch=self.epoch,
+                    private=self.privacy is not None,
+                    grid=self.grid is not None,
+                    opening=self.training.opening,
+                    delay=self.training.delay,
+                )
         if self.privacy is not None:
             with at("[privacy] "):
-                check_coverage(self.privacy, self.data, count, grid=self.grid is not None)
+                check_coverage(self.privacy, self.data, count, grid=self.grid is not None, quorum=self.quorum)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Federation:
@@ -135,7 +152,8 @@ class Federation:
             check_values(content)
             if {"data", "model"} & {*content} and not {"name", "participants"} & {*content}:
                 raise InputError("this is a schema; make a federation file of it with `cgd federation new --schema`")
-            check_keys(content, ("name", "epoch", "participants"), ("training", "hub", "data", "model", "privacy"))
+            check_place(content)
+            check_keys(content, ("name", "epoch", "participants"), SECTIONS)
             with at("[training] "):
                 table = update_keys(content.get("training", {}), "training", RENAMED["training"])
                 check_keys(table, (), [each.name for each in fields(Training)])
@@ -147,11 +165,14 @@ class Federation:
                 model = parse_model(content["model"]) if "model" in content else None
             with at("[privacy] "):
                 privacy = parse_privacy(content["privacy"]) if "privacy" in content else None
+            with at("[absence] "):
+                absence = parse_absence(content["absence"]) if "absence" in content else None
             if not isinstance(content["participants"], list):
                 raise InputError("participants is not a list; write [[participants]], in double brackets, for each")
             participants = tuple(_participant(*each) for each in enumerate(content["participants"], start=1))
             hub = _hub(content["hub"]) if "hub" in content else None
-            return cls(content["name"], content["epoch"], training, participants, path, hub, data, model, privacy)
+            name, epoch = content["name"], content["epoch"]
+            return cls(name, epoch, training, participants, path, hub, data, model, privacy, absence)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,6 +183,16 @@ class Federation:
     def settings(self) -> SumSettings:
         """The settings of a sum."""
         return self.training.settings
+
+    @property
+    def quorum(self) -> int | None:
+        """The least number of members that go on together; None if every sum waits for all."""
+        return None if self.absence is None else self.absence.quorum
+
+    @property
+    def patience(self) -> float:
+        """The seconds of silence after which the others go on without a member; infinite without a quorum."""
+        return math.inf if self.absence is None else self.absence.patience
 
     @property
     def contacts(self) -> dict[str, Contact]:
@@ -206,7 +237,7 @@ class Federation:
             sections["data"] = digest(self.data.as_stored())
         if self.model is not None:
             sections["model"] = digest(self.model.as_stored())
-        for name, section in (("hub", self.hub), ("privacy", self.privacy)):
+        for name, section in (("hub", self.hub), ("privacy", self.privacy), ("absence", self.absence)):
             if section is not None:
                 sections[name] = digest(asdict(section))
         return sections
@@ -219,7 +250,9 @@ class Federation:
     def federation_spec(self, version: str) -> FederationSpec:
         """Return the specification that members must share to sum under this file; `version` is that of `cgd`."""
         keys = {each.name: decode_public_key(each.key) for each in self.participants}
-        return FederationSpec(self.name, self.epoch, self.names, self.groups(), self.sections(), version, keys)
+        return FederationSpec(
+            self.name, self.epoch, self.names, self.groups(), self.sections(), version, keys, self.quorum
+        )
 
     def participant(self, name: str) -> Participant:
         """Return the participant of this name.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tomlkit.container import Container
     from tomlkit.items import Item, Key
 
+    from cgd.federation.absence_section import Absence
+
     Body = list[tuple[Key | None, Item]]
 
 # The text of a new file is part of the stored format, which tests/golden.json pins.
@@ -45,6 +47,10 @@ COMMENTS = {
     "patience": "with tables: stop after this number of evaluations without a lower loss; 0: never",
     "cell": "row and column",
 }
+ABSENCE_COMMENTS = {
+    "quorum": "at least so many go on without the others",
+    "patience": "the seconds of silence before they do",
+}
 
 
 def create_federation(
@@ -54,6 +60,7 @@ def create_federation(
     training: Training | None = None,
     hub: HubSite | None = None,
     schema: str | None = None,
+    absence: Absence | None = None,
 ) -> Federation:
     """Write the first file of a federation, with comments; `schema` is the text of its sections about tables, if any.
 
@@ -65,8 +72,12 @@ def create_federation(
         data, model, privacy = (None, None, None) if schema is None else parse_schema(schema)
         if schema is not None:
             check_reviewed(schema)
-        made = Federation(name, 1, training or Training(), tuple(participants), path, hub, data, model, privacy)
+        made = Federation(
+            name, 1, training or Training(), tuple(participants), path, hub, data, model, privacy, absence
+        )
     settings = _lines(made.training.written())
+    if absence is not None:
+        settings += f"\n[absence]\n{_lines(absence.written(), ABSENCE_COMMENTS)}"
     if hub is not None:
         settings += f"\n[hub]\n{_lines(asdict(hub))}"
     entries = "".join(f"\n{_entry(each)}" for each in made.participants)
@@ -81,8 +92,10 @@ def create_federation(
     return made
 
 
-def remove_participant(path: str | os.PathLike[str], name: str) -> Federation:
+def remove_participant(path: str | os.PathLike[str], name: str, quorum: int | None = None) -> Federation:
     """Remove a participant, with the comments directly above and below its entry; increase the epoch by one.
+
+    `quorum` is the new quorum, if it is to change.
 
     Raises:
         InputError: there is no such participant, or the rest would not be valid; the file is unchanged.
@@ -94,11 +107,11 @@ def remove_participant(path: str | os.PathLike[str], name: str) -> Federation:
     if isinstance(entries, AoT):
         _remove_entry(document, entries, next(i for i, each in enumerate(entries) if each["name"] == name))
     rest = tuple(each for each in before.participants if each != removed)
-    return _rewrite(before, rest, f"without {name}", document)
+    return _rewrite(before, rest, f"without {name}", document, quorum)
 
 
-def add_participant(path: str | os.PathLike[str], participant: Participant) -> Federation:
-    """Add a participant after the others; increase the epoch by one.
+def add_participant(path: str | os.PathLike[str], participant: Participant, quorum: int | None = None) -> Federation:
+    """Add a participant after the others; increase the epoch by one. `quorum` is as for `remove_participant`.
 
     Raises:
         InputError: the result would not be valid, for example with a second participant of that name; the file is
@@ -108,7 +121,7 @@ def add_participant(path: str | os.PathLike[str], participant: Participant) -> F
     entries = document["participants"]
     if isinstance(entries, AoT):
         _add_entry(document, entries, participant)
-    return _rewrite(before, (*before.participants, participant), f"with {participant.name}", document)
+    return _rewrite(before, (*before.participants, participant), f"with {participant.name}", document, quorum)
 
 
 def _read(path: Path, text: str) -> tuple[Federation, TOMLDocument]:
@@ -120,13 +133,23 @@ def _read(path: Path, text: str) -> tuple[Federation, TOMLDocument]:
 
 
 def _rewrite(
-    before: Federation, participants: tuple[Participant, ...], change: str, document: TOMLDocument
+    before: Federation,
+    participants: tuple[Participant, ...],
+    change: str,
+    document: TOMLDocument,
+    quorum: int | None,
 ) -> Federation:
     """Write the changed document with the next epoch, if it then has the expected content."""
-    path = before.path
+    path, absence = before.path, before.absence
+    if quorum is not None and absence is None:
+        raise InputError(f"{path} is unchanged: it has no quorum to change; add an [absence] by hand, or omit --quorum")
     with at(f"{path} is unchanged, because {change} it would not be valid: "):
-        after = replace(before, epoch=before.epoch + 1, participants=participants)
+        if quorum is not None and absence is not None:
+            absence = replace(absence, quorum=quorum)
+        after = replace(before, epoch=before.epoch + 1, participants=participants, absence=absence)
     document["epoch"] = after.epoch
+    if absence is not None and absence != before.absence:
+        document["absence"]["quorum"] = absence.quorum
     text = tomlkit.dumps(document)
     if not _describes(text, after):
         raise InputError(
@@ -201,7 +224,7 @@ def _entry(participant: Participant) -> str:
     )
 
 
-def _lines(table: dict[str, Any]) -> str:
+def _lines(table: dict[str, Any], explained: dict[str, str] = COMMENTS) -> str:
     # TOML writes these values as JSON does.
-    comments = {key: f"  # {comment}" for key, comment in COMMENTS.items()}
+    comments = {key: f"  # {comment}" for key, comment in explained.items()}
     return "".join(f"{key} = {json.dumps(value)}{comments.get(key, '')}\n" for key, value in table.items())

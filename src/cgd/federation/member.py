@@ -17,6 +17,7 @@ from cgd.federation.process_group import ranks_of_job
 from cgd.federation.state import StateFolder
 from cgd.files import watch
 from cgd.peers import Peers, SumSettings
+from cgd.secagg.attendance import epoch_of
 from cgd.secagg.membership import Membership
 from cgd.transport.addresses import host_and_port
 from cgd.transport.group_driver import GroupDriver, GroupRecovery
@@ -109,7 +110,9 @@ class FederationMember:
             self.state.close()
             raise
         self._stop = threading.Event()
-        self.runtime = FederationRuntime(transport, membership, timeout, linger, self.state, self._close)
+        self.runtime = FederationRuntime(
+            transport, membership, timeout, linger, self.state, self._close, self.federation.patience
+        )
         self.peers = self._peers()
         if watch or not isinstance(path, Federation):
             threading.Thread(target=self._watch, name=f"cgd-file-{self.me}", daemon=True).start()
@@ -184,6 +187,11 @@ class FederationMember:
                 raise InputError(
                     f"its [{section}] has changed, which running participants cannot adopt; stop them all, then join"
                 )
+        if new.privacy is not None and new.quorum != self.federation.quorum:
+            raise InputError(
+                f"quorum in [absence] is {new.quorum} and was {self.federation.quorum}, and the noise of [privacy] is "
+                "sized for it; keep it, or train again under another name"
+            )
         if new.name != self.federation.name or new.epoch <= self.federation.epoch:
             raise InputError(
                 f"it is {new.name!r}, epoch {new.epoch}, and {self.me} runs {self.federation.name!r}, epoch "
@@ -204,7 +212,7 @@ class FederationMember:
                 "because its model and data belong to a column; keep the cell, or stop it and join again"
             )
         self.federation, self._file_rejected = new, False
-        self.runtime.update(new.federation_spec(cgd.__version__), self._contacts())
+        self.runtime.update(new.federation_spec(cgd.__version__), self._contacts(), new.patience)
         names = ", ".join(sorted(new.contacts))
         log.info("epoch %d: %s", new.epoch, names, extra={"event": "epoch", "epoch": new.epoch})
 
@@ -271,7 +279,7 @@ def state_folder(federation: Federation, participant: str, state: str | os.PathL
 
 
 def _check_epoch(federation: Federation, participant: str, journals: Mapping[str, Journal]) -> None:
-    latest = max((entry.epoch for journal in journals.values() for entry in journal.entries), default=0)
+    latest = max((epoch_of(entry.epoch) for journal in journals.values() for entry in journal.entries), default=0)
     if latest > federation.epoch:
         raise InputError(
             f"{federation.path} has epoch {federation.epoch}, and {participant} has taken part in epoch {latest}; "

@@ -62,8 +62,11 @@ class PrivacySection:
             object.__setattr__(self, name, typed(name, getattr(self, name), kind))
         self.settings(1)  # raises if they are invalid
 
-    def settings(self, steps: int, looks: int = 0) -> PrivacySettings:
-        """Return the settings of a training of `steps` steps, with `looks` openings of the validation loss."""
+    def settings(self, steps: int, looks: int = 0, quorum: int | None = None) -> PrivacySettings:
+        """Return the settings of a training of `steps` steps, with `looks` openings of the validation loss.
+
+        `quorum` is the least number of members of a sum, if members may be absent.
+        """
         return PrivacySettings(
             self.epsilon,
             self.delta,
@@ -73,6 +76,7 @@ class PrivacySection:
             self.reruns,
             statistics_share=STATISTICS_SHARE,
             looks=looks,
+            quorum=quorum,
         )
 
 
@@ -120,7 +124,9 @@ def check_reviewed(schema: str) -> None:
         )
 
 
-def check_coverage(section: PrivacySection, data: Data | None, members: int, *, grid: bool) -> None:
+def check_coverage(
+    section: PrivacySection, data: Data | None, members: int, *, grid: bool, quorum: int | None = None
+) -> None:
     """Check that everything that a training opens can have noise.
 
     Args:
@@ -128,6 +134,7 @@ def check_coverage(section: PrivacySection, data: Data | None, members: int, *, 
         data: the `[data]` section, if there is one.
         members: the number of participants.
         grid: whether the participants have cells.
+        quorum: the least number of members of a sum, if members may be absent.
 
     Raises:
         InputError: something cannot; the message names the remedy.
@@ -142,7 +149,7 @@ def check_coverage(section: PrivacySection, data: Data | None, members: int, *, 
             "the participants have cells, and noise does not cover what a grid opens; remove the cells and let every "
             "participant hold all columns, or remove [privacy]"
         )
-    section.settings(1).check_members(members)
+    section.settings(1, quorum=quorum).check_members(members)
     if section.unit in (*data.names, data.target):
         raise InputError(
             f"unit is {section.unit!r}, which is also a column to predict from, or the target; it must name persons, "

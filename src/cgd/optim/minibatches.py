@@ -147,11 +147,13 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
                 "are drawn; pass the number of records"
             )
         batches: Iterator[Any] | None = None
+        following = -1
         for step in self._optimizer.steps(epochs * self.batches, *schedulers):
             epoch, number = divmod(step, self.batches)
-            if batches is None or number == 0:
+            if batches is None or number == 0 or step != following:  # with a quorum, others may have gone on
                 self.set_epoch(epoch, number)
                 batches = iter(loader)
+            following = step + 1
             yield step, next(batches)
 
 

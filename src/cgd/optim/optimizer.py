@@ -32,7 +32,7 @@ from cgd.optim.step_sum import StepSums
 from cgd.optim.weighted_sum import WeightedSums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.optim.lr_scheduler import LRScheduler
     from torch.optim.optimizer import ParamsT
@@ -225,12 +225,14 @@ class ConfinedOptimizer(EvaluationMode, ABC):
             group["steps"] = first
         catch_up(schedulers, first)
         self.peers.recovery.jump(first)
-        for step in range(first, count):
+        step = first
+        while step < count:
             self.peers.set_step(step)
             taken, self.step_input.failed = self._steps_made(), False
             yield step
             with abort_on_error(peers for peers, _ in self.groups_by_peers()):
                 self.step_input.check_pass(step, self._steps_made() - taken)
+            step = self._next_step(step, schedulers)
         self.drain()
 
     def steps_taken(self) -> int:
@@ -330,6 +332,8 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         if self._recovery.has_taken(peers, number):
             self._recovery.skip(peers, number + 1)
             return {}
+        if self._follow(peers, groups):
+            return {}
         if self._recovery.any_has_taken(number) and not peers.recovery.is_replay():
             raise InputError(
                 f"step {number} was taken in another group of members, but the members of this group have lost its "
@@ -340,6 +344,28 @@ class ConfinedOptimizer(EvaluationMode, ABC):
                 totals, replayed = self._sums.open(peers, self._sums.request(peers, groups, number))
                 self._opened[peers], self.replayed = (number, totals), self.replayed and replayed
                 return totals
+            if self._follow(peers, groups):
+                return {}
+
+    def _follow(self, peers: Peers, groups: list[dict[str, Any]]) -> bool:
+        """Move to the state of the other members if they have taken this step without us; return whether they have."""
+        number = groups[0]["steps"]
+        if not self._recovery.is_overtaken(peers, number):
+            return False
+        self._load_state(peers, groups)
+        self._recovery.skip(peers, number + 1)
+        return True
+
+    def _next_step(self, step: int, schedulers: Sequence[LRScheduler]) -> int:
+        """Return the step after this one; if others have taken it and more without us, the last of those."""
+        last = self._recovery.steps_taken() - 1
+        if self.peers.quorum is None or last <= step + 1:
+            return step + 1
+        for group in self.param_groups:
+            group["steps"] = last
+        catch_up(schedulers, last)
+        self.peers.recovery.jump(last)
+        return last
 
     def _move_by_due(self, *, everything: bool = False) -> None:
         """Move by the sums that were entered so many steps ago as the delay is, or by all of them."""
@@ -393,9 +419,11 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         digests = recovery.read_digests(stored.content, self.delay)
         counted = recovery.restore(stored.content, parameters, states, layouts)
         samples, digest = self._ranks.all_samples(peers, self.samples, self.records_digest)
-        if (epoch := counted["epoch"]) == peers.epoch > 0:  # in any other epoch all samples are counted again
-            origin, private = self._sums.origin(peers, parameters), self.privacy is not None
-            sample_count.check_commitment(peers, samples, counted["pledges"], epoch, digest, origin, private=private)
+        private = self.privacy is not None
+        # In any other epoch all samples are counted again.
+        if peers.epoch > 0 and sample_count.is_valid(peers, counted, peers.epoch, exact=not private):
+            pledges, epoch, origin = counted["pledges"], counted["epoch"], self._sums.origin(peers, parameters)
+            sample_count.check_commitment(peers, samples, pledges, epoch, digest, origin, private=private)
             if self.privacy is not None:  # we were counted, which was charged
                 self.privacy.check_charged(peers, self._recovery.step_id(peers, 0).slot, openings=1)
         with torch.no_grad():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,6 +89,15 @@ class PrivacyLedger:
         """Return what was charged so far for this training, by purpose."""
         with self._lock:
             return list(self._charged.values())
+
+    def size_for_quorum(self, quorum: int | None) -> PrivacySettings:
+        """Let the noise of the sums be enough for a quorum of the members, and return the settings.
+
+        The federation file has the quorum, so a program need not state it.
+        """
+        if quorum != self.settings.quorum:
+            self.settings = replace(self.settings, quorum=quorum)
+        return self.settings
 
     def check(self, training: str) -> None:
         """Check that a training of this name fits into the budget of the records, besides what it was charged before.

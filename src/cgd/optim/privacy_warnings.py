@@ -55,6 +55,10 @@ RELU_FIGURE = (
 )
 GRAM_FIGURE = "relative error 0.08 from watching 60 steps, below 0.000001 with batches of its own choice"
 DEPARTURE_FIGURE = "relative error 0.11 a step apart"
+ABSENCE_FIGURE = (
+    "mean relative error 0.09 after one absence of a round; with batches of 10 of 40 records 1.00 after one, 0.70 "
+    "after 16 and 0.47 after 64"
+)
 STEERING_FIGURE = "49 % of 2 × 100 records in 20 steps, by one member and within the bound"
 
 MAX_SUM_RATIO = 30
@@ -68,7 +72,8 @@ class PrivacyWarning:
     """One privacy warning.
 
     Attributes:
-        kind: "relu units", "few records", "span", "leverage", "second moments", "departure" or "steering".
+        kind: "relu units", "few records", "span", "leverage", "second moments", "departure", "absence" or
+            "steering".
         fact: the risk in this run: its cause, the attacker and the attack.
         figure: the result of the audit's attack in such a setting.
         remedy: a change that removes or reduces the risk.
@@ -267,6 +272,20 @@ def departure_warning(departed: Iterable[str]) -> PrivacyWarning:
     )
 
 
+def absence_warning(absent: Iterable[str]) -> PrivacyWarning:
+    """Return the warning for members without which a quorum goes on."""
+    names = sorted(absent)
+    estimate = "its gradient" if len(names) == 1 else "the sum of their gradients"
+    return PrivacyWarning(
+        "absence",
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} absent since a step; from the sums before and after, "
+        f"the other members can estimate {estimate}, and better with every absence if steps use batches; whoever can "
+        "cut connections can choose who is absent, and when",
+        ABSENCE_FIGURE,
+        "Add a [privacy], whose noise covers it; or let the quorum wait longer: a higher patience in [absence]",
+    )
+
+
 def steering_warning(step: int, ratio: float) -> PrivacyWarning:
     """Return the warning for a sum that is much larger than this participant's gradients."""
     return PrivacyWarning(
@@ -328,7 +347,8 @@ class RiskMonitor:
         total = group["total_samples"]
         self._add(*find_warnings(own_records, layer, members=len(members), total_records=total, batches=batches))
         if before is not None and before - members and group["steps"]:
-            self._add(departure_warning(before - members))
+            warn = departure_warning if peers.quorum is None else absence_warning
+            self._add(warn(before - members))
 
     def after_sum(
         self, peers: Any, group: dict[str, Any], parameters: Sequence[torch.Tensor], own: Any, total: Any

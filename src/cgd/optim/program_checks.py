@@ -67,10 +67,16 @@ def check_delay_possible(delay: int, peers: Peers, own: Peers, parameters: Itera
     """Check, if there is a delay, that the sums of a parameter group can be delayed.
 
     Raises:
-        InputError: they cannot, because of a grid, fresh origins, or several ranks.
+        InputError: they cannot, because of a grid, a quorum, fresh origins, or several ranks.
     """
     if not delay:
         return
+    if own.quorum is not None:
+        raise InputError(
+            f"delay is {delay}, and the federation has a quorum of {own.quorum}: several steps have the gradients of "
+            "one model, and two sums of these, with and without an absent member, would differ by its gradient "
+            "exactly. Train without a delay, or without [absence]"
+        )
     if own.ranks.size > 1:
         raise InputError(
             f"delay is {delay}, and this participant is a job of {own.ranks.size} ranks, which make all sums together: "

@@ -71,6 +71,10 @@ class OptimizerRecovery:
         self._saved_steps[peers] = 0 if state is None else state.steps
         return state
 
+    def is_overtaken(self, peers: Peers, number: int) -> bool:
+        """Return whether the other members have taken this step without this one, which was absent."""
+        return peers.recovery.is_overtaken(self._slots[peers], number)
+
     def has_taken(self, peers: Peers, number: int) -> bool:
         """Return whether a step is part of the loaded state: an earlier process of this participant took it."""
         return number < self._saved_steps[peers]
@@ -311,7 +315,6 @@ class BestCheckpoint:
             (peers, peers.next_slot(), trainable(*groups)) for peers, groups in optimizer.groups_by_peers()
         ]
         self._displacements: dict[torch.Tensor, torch.Tensor] = {}
-        self._stored = [peers.recovery.load(slot) for peers, slot, _ in self._groups]
 
     def save(self, steps: int) -> None:
         """Save the current displacement, reached after `steps` steps, in place of the previous checkpoint.
@@ -320,7 +323,8 @@ class BestCheckpoint:
         For such a step the checkpoint that the members have stored is used instead.
         """
         self.steps = steps
-        for (peers, slot, parameters), stored in zip(self._groups, self._stored, strict=True):
+        for peers, slot, parameters in self._groups:
+            stored = peers.recovery.load(slot)
             if stored is not None and stored.steps >= steps:
                 if stored.steps == steps:
                     self._load(stored.content, parameters)

@@ -12,7 +12,9 @@ another one, too.
 
 With differential privacy there are no weights, and every attempt at a step has its own noise and charge. Then a
 commitment is made only if there is a digest of the content, which contains statistics with noise: a commitment to the
-number alone would be the same again exactly if the number is, which all members could see.
+number alone would be the same again exactly if the number is, which all members could see. If there is a quorum, the
+number is not counted again when members are absent or come back, because every count is charged. All divide by the
+number of all members' records in the epoch, and a sum is only smaller without some of them (`is_valid`).
 """
 
 from __future__ import annotations
@@ -24,9 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import CGDError, InputError, MembersChangedError, WeightError
+from cgd.secagg.attendance import epoch_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cgd.optim.privacy import Privacy
     from cgd.peers import Peers
@@ -168,7 +171,7 @@ def check(
     for group in groups:
         if epoch > 0 and revealed and took_part and group["epoch"] is not None:
             check_commitment(peers, samples, group["pledges"], group["epoch"], *digests, private=not exact)
-        if epoch > 0 and group["epoch"] != epoch:
+        if epoch > 0 and not is_valid(peers, group, epoch, exact=exact):
             discard(group)
         if group["total_samples"] is None or not took_part:
             continue
@@ -180,13 +183,25 @@ def check(
         if exact:  # a number with noise may be below ours
             _check_total(group["total_samples"], samples, len(group["pledges"]))  # a restored one may be forged
         if epoch > 0:
-            check_commitment(peers, samples, group["pledges"], epoch, *digests, private=not exact)
+            check_commitment(peers, samples, group["pledges"], group["epoch"], *digests, private=not exact)
         if epoch == 0 and group["members"] != list(peers.members):
             raise InputError(
                 f"n was counted with {', '.join(group['members'])} and the members are {', '.join(peers.members)}; "
                 "repeating a step with other members would reveal a member's gradient. If the step after the last "
                 "finished one is next, call recount() at every member; otherwise start a new training"
             )
+
+
+def is_valid(peers: Peers, counted: Mapping[str, Any], epoch: int, *, exact: bool) -> bool:
+    """Return whether a count is that of the sums of an epoch, or of a period if there is a quorum.
+
+    One that is not exact is that of all periods of its epoch, if all members were counted.
+    """
+    if counted["epoch"] == epoch:
+        return True
+    if exact or peers.quorum is None or counted["epoch"] is None:
+        return False
+    return epoch_of(counted["epoch"]) == epoch_of(epoch) and len(counted["pledges"]) == peers.recovery.size_in(epoch)
 
 
 def _check_total(total: int, samples: int, addends: int) -> None:

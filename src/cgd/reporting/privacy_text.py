@@ -44,7 +44,7 @@ def describe_guarantee(privacy: PrivacyInfo) -> dict[str, str]:
     paragraphs = {
         "What is promised": PROMISE.format_map(words),
         "How much": _amount(privacy, words),
-        "Against whom": _coalition(privacy.colluders, privacy.members),
+        "Against whom": _coalition(privacy.colluders, privacy.members) + _absence(privacy),
         "What it covers": f"{COVERED.format(records=_counted(privacy.unit))} {_unit(privacy.unit)} {TIME}",
         "What it does not cover": NOT_COVERED,
     }
@@ -150,6 +150,12 @@ def _coalition(colluders: int, members: int | None) -> str:
         f"Against any {colluders} participants that combine what they know and add no noise. If more of them do, "
         f"{weaker}."
     )
+
+
+def _absence(privacy: PrivacyInfo) -> str:
+    if privacy.quorum is None:
+        return ""
+    return f" Also while participants are absent: in every sum there were at least {privacy.quorum}."
 
 
 def _budget(budget: BudgetInfo) -> str:

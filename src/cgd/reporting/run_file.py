@@ -190,6 +190,7 @@ class PrivacyInfo(Struct):
     delta: float
     colluders: int
     members: int | None = None
+    quorum: int | None = None
     unit: str = ""
     clip: float | None = None
     spent: list[SpentInfo] | None = None

@@ -34,6 +34,7 @@ class SumAgreement:
         readies: the `Ready` messages, by member.
         confirms: the `Confirm` messages, by member.
         revealed_keys: the revealed self-mask keys, by member.
+        masked_digest: the digest of the masked total, once we confirm it.
     """
 
     def __init__(self, me: PeerId, members: Collection[PeerId], number: int, statement_signer: StatementSigner) -> None:
@@ -41,7 +42,7 @@ class SumAgreement:
         self.confirms: dict[PeerId, Confirm] = {}
         self.revealed_keys: dict[PeerId, bytes] = {}
         self._me, self._members, self._number, self._statement_signer = me, tuple(members), number, statement_signer
-        self._masked_digest = b""
+        self.masked_digest = b""
 
     def missing(self, received: Collection[PeerId]) -> frozenset[PeerId]:
         """Return the peers that are not in `received`."""
@@ -56,7 +57,7 @@ class SumAgreement:
 
     def make_confirm(self, masked_digest: bytes) -> Confirm:
         """Make our `Confirm`, given the digest of the masked total."""
-        own, self._masked_digest = self.readies[self._me], masked_digest
+        own, self.masked_digest = self.readies[self._me], masked_digest
         commitments = {name: self.readies[name].commitment for name in self._members}
         digest = attempt_digest(masked_digest, own.spec, own.terms, commitments)
         self.confirms[self._me] = Confirm(digest, self._statement_signer.sign("confirm", self._number, digest))
@@ -118,7 +119,7 @@ class SumAgreement:
         own = self.readies[self._me]
         signatures = {name: self.confirms[name].signature for name in self._members}
         spec = spec_bytes(own.spec)
-        return Certificate(view, self._number, spec, own.terms, self._masked_digest, self.revealed_keys, signatures)
+        return Certificate(view, self._number, spec, own.terms, self.masked_digest, self.revealed_keys, signatures)
 
 
 def check_settings(me: PeerId, specs: Mapping[PeerId, SumSpec]) -> None:

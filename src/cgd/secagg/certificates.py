@@ -237,6 +237,7 @@ class PendingReveal:
         step: the optimiser's slot and step, if it is the gradient sum of one.
         keys: the digest of each member's public keys; another key holder under the same name is another member.
         spec: the digest of its settings, if it is the gradient sum of a step.
+        interrupted: with a quorum, what we have of the sum (`completion.InterruptedSum`), as JSON values.
     """
 
     index: int
@@ -245,22 +246,24 @@ class PendingReveal:
     step: tuple[int, int] | None = None
     keys: tuple[str, ...] = ()
     spec: str = ""
+    interrupted: Any = None
 
     def to_json(self) -> list[Any]:
         """Encode the record as JSON values."""
-        return [self.index, self.members, self.attempt.hex(), self.step, self.keys, self.spec]
+        more = [] if self.interrupted is None else [self.interrupted]
+        return [self.index, self.members, self.attempt.hex(), self.step, self.keys, self.spec, *more]
 
     @classmethod
     def from_json(cls, value: Any) -> PendingReveal:
         """Decode the result of `to_json`; raise a ValueError or TypeError if it is malformed."""
         index, members, attempt, *rest = value
-        step, keys, spec = rest + [None, [], ""][len(rest) :]  # records of earlier versions have fewer
+        step, keys, spec, interrupted = rest + [None, [], "", None][len(rest) :]  # earlier versions have fewer
         if step is not None:
             slot, number = step
             step = (slot, number)
         if not all(type(each) is int for each in (index, *(step or ()))):
             raise ValueError("a pending reveal is malformed")
-        return cls(index, _names(members), bytes.fromhex(attempt), step, _names(keys), str(spec))
+        return cls(index, _names(members), bytes.fromhex(attempt), step, _names(keys), str(spec), interrupted)
 
 
 @dataclass(frozen=True)
@@ -354,6 +357,34 @@ def find_objections(
             objections[name] = "has not finished it yet"
         elif position.length and name not in signers:
             objections[name] = "is behind and has not signed it"
+    return objections
+
+
+def find_objections_in_period(
+    index: int,
+    attempt: bytes,
+    head: bytes,
+    period: int,
+    own: GroupPosition,
+    positions: Mapping[PeerId, GroupPosition],
+) -> dict[PeerId, str]:
+    """Return the same as `find_objections` if there is a quorum: all its members have signed, and are a quorum.
+
+    So they have a member in common with those present, which reports what it revealed. Periods are ordered: pending
+    reveals of earlier periods are void, because a quorum has gone on after them.
+    """
+    objections = {}
+    took_part = own.length == index and own.pending_reveal == attempt
+    for name, position in positions.items():
+        if position.length > index:
+            if position.length == index + 1 and position.head != head:
+                objections[name] = "has another history"
+        elif position.length == index and position.pending_reveal is not None:
+            if position.pending_reveal != attempt:
+                if position.attendance is None or position.attendance.revealed_in >= period:
+                    objections[name] = "took part in a later attempt"
+            elif not took_part:
+                objections[name] = "has not finished it yet"
     return objections
 
 

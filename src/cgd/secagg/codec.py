@@ -29,6 +29,7 @@ from cgd.secagg.messages import (
     CONTRIBUTION_BYTES,
     DIGEST_BYTES,
     EPHEMERAL_BYTES,
+    KEY_SHARE_BYTES,
     MASKINGS,
     MAX_NAME_BYTES,
     OPENINGS,
@@ -36,7 +37,9 @@ from cgd.secagg.messages import (
     SIGNATURE_BYTES,
     TAG_BYTES,
     Abort,
+    Attendance,
     Buffer,
+    CompleteSum,
     Confirm,
     Deposit,
     Goodbye,
@@ -44,6 +47,7 @@ from cgd.secagg.messages import (
     JournalChunk,
     JournalPosition,
     JournalRequest,
+    KeyShare,
     Leave,
     Message,
     PeerId,
@@ -63,6 +67,7 @@ from cgd.secagg.messages import (
 VERSION = 2
 MAX_DIMENSIONS = 64
 MAX_TERMS_BYTES = 4096
+MAX_ATTENDANCE = 1 << 39
 _MAGIC = b"CGD"
 _HEADER = struct.Struct("<3sBB3x16sQQQ")
 _SPEC = struct.Struct("<BBBB?B")
@@ -76,6 +81,7 @@ KINDS: tuple[type[Message], ...] = (
     *(Ready, Share, Subtotal, Total, Confirm, RevealKey, Abort, Leave),
     *(Hello, JournalPosition, JournalRequest, JournalChunk, Goodbye),
     *(Deposit, ResendRequest, SignedEvidence, PositionsGathered),
+    *(KeyShare, Attendance, CompleteSum),
 )
 
 
@@ -143,6 +149,8 @@ def _body(message: Message) -> Buffer:
             return signature + digest
         case RevealKey(key):
             return key
+        case KeyShare(share):
+            return share
         case Abort(reason):
             return bytes([reason])
         case Leave() | ResendRequest():
@@ -168,6 +176,10 @@ def _body(message: Message) -> Buffer:
             return b"".join((_CHUNK.pack(size, len(name)), name, words))
         case Goodbye(done, ends):
             return bytes([done]) + json.dumps([(name, count, digest.hex()) for name, count, digest in ends]).encode()
+        case Attendance(number, members, processes, absent, begun):
+            return json.dumps([number, members, processes.hex(), absent, begun]).encode()
+        case CompleteSum(group, content):
+            return json.dumps([group, content.decode()]).encode()
         case Deposit(_, group, bits, words):  # words first, so that they are aligned
             name = group.encode()
             return b"".join((words, name, _DEPOSIT.pack(len(name), bits)))
@@ -205,6 +217,18 @@ def _read_message(kind: type[Message], start: int, body: memoryview) -> Message:
     if kind is Leave or kind is ResendRequest:
         _expect(len(body) == 0, f"{len(body)} bytes, it has none")
         return kind()
+    if kind is KeyShare:
+        _expect(len(body) == KEY_SHARE_BYTES, f"{len(body)} bytes, a share has {KEY_SHARE_BYTES}")
+        return KeyShare(bytes(body))
+    if kind is Attendance:
+        number, members, processes, absent, begun = json.loads(bytes(body))
+        _expect(isinstance(begun, bool), "begun is not true or false")
+        _expect(_count(number) < MAX_ATTENDANCE, f"the number {number} is too large")
+        return Attendance(number, _names(members), _hex(processes, DIGEST_BYTES), _names(absent), begun)
+    if kind is CompleteSum:
+        group, content = json.loads(bytes(body))
+        _expect(isinstance(content, str), "its content is not a text")
+        return CompleteSum(_text(group), content.encode())
     if kind is Goodbye:
         _expect(len(body) > 1 and body[0] < 2, "done is neither 0 nor 1")
         ends = json.loads(bytes(body[1:]))
@@ -341,6 +365,11 @@ def _text(value: object) -> str:
         "a text is not a valid name",
     )
     return str(text)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    _expect(isinstance(value, list), "the names are not a list")
+    return tuple(_text(each) for each in value)  # type: ignore[attr-defined]
 
 
 def _count(value: object) -> int:

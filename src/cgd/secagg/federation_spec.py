@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from cgd.secagg.messages import Hello, PeerId
 
@@ -83,6 +83,19 @@ def _signing_key(public: bytes) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(public)
 
 
+def tolerated_members(members: int, quorum: int | None) -> int:
+    """Return the number of dishonest members up to which the promises hold.
+
+    Every sum must have two honest members, and with a quorum, any two sets of present members an honest one in common.
+
+    Examples:
+        >>> [tolerated_members(*each) for each in [(5, None), (5, 4), (5, 3), (7, 5), (9, 7)]]
+        [3, 2, 0, 2, 4]
+    """
+    quorum = members if quorum is None else quorum
+    return min(quorum - 2, 2 * quorum - members - 1)
+
+
 @dataclass(frozen=True)
 class FederationSpec:
     """The specification that all members must agree on before they sum.
@@ -95,6 +108,8 @@ class FederationSpec:
         sections: the digest of every section of the federation file, by name.
         version: the version of cgd.
         keys: the public keys of all members.
+        quorum: the least number of members that go on together without the others; None if every sum waits for all.
+            `sections` contains its digest.
     """
 
     federation: str
@@ -104,6 +119,17 @@ class FederationSpec:
     sections: Mapping[str, str]
     version: str
     keys: Mapping[PeerId, PublicKeys]
+    quorum: int | None = None
+
+    @property
+    def tolerated(self) -> int:
+        """The number of dishonest members up to which the promises hold; see `tolerated_members`."""
+        return tolerated_members(len(self.members), self.quorum)
+
+    def with_present(self, present: Collection[PeerId]) -> FederationSpec:
+        """Return this specification with the present members only, who sum together."""
+        groups = {name: tuple(each for each in members if each in present) for name, members in self.groups.items()}
+        return replace(self, members=tuple(sorted(present)), groups=groups)
 
     def check_successor(self, new: FederationSpec) -> None:
         """Check that `new` may replace this specification.

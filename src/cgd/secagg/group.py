@@ -15,9 +15,11 @@ from cgd.errors import (
     ProtocolError,
 )
 from cgd.secagg.certificates import PendingReveal, RevealedStep, Terms, spec_digest
+from cgd.secagg.completion import InterruptedSum
+from cgd.secagg.journal_entry import Step
 from cgd.secagg.key_agreement import derive_group_key
 from cgd.secagg.messages import SESSION_BYTES
-from cgd.secagg.positions import MAX_STATES, GroupPosition
+from cgd.secagg.positions import MAX_STATES, GroupPosition, Participation
 from cgd.secagg.reduction import HubKeys
 from cgd.secagg.session import Session
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.secagg.journal import Journal
-    from cgd.secagg.journal_entry import Step
     from cgd.secagg.journal_transfer import JournalTransfer
     from cgd.secagg.messages import Buffer, PeerId, Reason, SumSpec
     from cgd.secagg.positions import PositionReports
@@ -81,7 +82,7 @@ class Group:
         journal: the finished sums.
         key_digests: a digest of each member's public keys.
         on_pending_reveal: called when the journal's pending reveal has changed, to save it before anything is sent.
-        epoch: the present epoch.
+        epoch: the present epoch; with a quorum, the present period (`attendance.py`).
         next_index: the journal index of our program's next sum.
         up_to_date: whether our journal is known to be as long as any member's.
         session: the session of the present view, if there is one.
@@ -91,6 +92,11 @@ class Group:
         invalid_sources: the peers whose journal transfer was invalid.
         refusal: the reason why our program cannot take part in its next sum, until it can be sent.
         left: whether we have sent our goodbye: no sum is started any more, not even an abandoned one.
+        quorum: the number of members that can go on without the others; None if all are needed.
+        interrupted: with a quorum, what we have of a sum that was interrupted in an earlier view; see `completion.py`.
+        size: with a quorum, the number of all members, with those that are absent.
+        all_required: whether our program's next sum waits for all members, although there is a quorum.
+        ignored: the members whose reports of revealed steps are void.
     """
 
     name: str
@@ -108,6 +114,16 @@ class Group:
     invalid_sources: set[PeerId] = field(default_factory=set)
     refusal: Reason | None = None
     left: bool = False
+    quorum: int | None = None
+    interrupted: InterruptedSum | None = None
+    ignored: frozenset[PeerId] = frozenset()
+    size: int = 0
+    all_required: bool = False
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether our program's next sum has to wait for absent members."""
+        return self.all_required and len(self.members) < self.size
 
     @property
     def next_in_journal(self) -> bool:
@@ -140,6 +156,7 @@ class Group:
             commitment,
             self.journal.state_summaries() if states else None,
             tuple((slot, step.number) for slot, step in sorted(revealed) if not step.finished)[-MAX_STATES:],
+            self._participation() if self.quorum is not None else None,
         )
 
     def start(self, pending: PendingSum) -> PendingSum:
@@ -176,13 +193,16 @@ class Group:
             return
         try:
             if self.next_in_journal:
-                pending.total = self.journal.total(self.next_index, pending.spec)
+                pending.total = self._recorded_total(pending)
                 self.next_index += not pending.abandoned
+            elif self.waits_for_all:
+                pass
             elif self.up_to_date and self.session is not None and self.reports is not None and not self.left:
                 if pending.epoch != self.epoch:
                     raise MembersChangedError(pending.epoch, self.epoch, self.members)
                 self._check_revealed(pending)
                 terms = self._make_terms(pending)
+                self._begin_period()
                 self.session.start(pending.spec, pending.encode(), terms, pending.before_reveal)
                 self.record_if_finished()
         except EquivocationError:
@@ -260,6 +280,10 @@ class Group:
     def apply_transfer(self, journal_transfer: JournalTransfer) -> None:
         """Extend the journal by a complete transfer, and continue."""
         assert journal_transfer.journal is not None  # noqa: S101 - for the type checker
+        reveal, first = self.journal.pending_reveal, journal_transfer.journal.entries[0]
+        changed = self.quorum is not None and reveal is not None and first.attempt != reveal.attempt
+        if changed and first.epoch > self.journal.started:  # a quorum without us has gone on
+            self.journal.void_pending_reveal()
         self.journal.extend(journal_transfer.journal, states=journal_transfer.states)
         self.journal_transfer = None
         self.run()
@@ -276,7 +300,8 @@ class Group:
         session = hashlib.sha256(view + self.name.encode()).digest()[:SESSION_BYTES]
         own = {peer: pair_keys[peer] for peer in self.members if peer != me}
         self.reports = reports
-        self.session = Session(me, self.members, session, own, statement_signer, self._record_pending_reveal)
+        record = self._record_pending_reveal
+        self.session = Session(me, self.members, session, own, statement_signer, record, self.quorum)
 
     def set_hub_key(self, contributions: Mapping[PeerId, bytes]) -> None:
         """Derive the key of the group, which is hidden from the hub, from the contributions of all members."""
@@ -286,8 +311,86 @@ class Group:
 
     def leave_view(self) -> None:
         """End the present session; the positions of the other members are unknown from now on."""
+        if self.session is not None and self.reports is not None:
+            self.interrupted = self.session.interrupted(self.reports.view) or self.interrupted
         self.session, self.reports, self.up_to_date, self.journal_transfer = None, None, False, None
         self.invalid_sources.clear()
+
+    # With a quorum; see `completion.py`.
+
+    def material(self) -> InterruptedSum | None:
+        """Return what we have of an interrupted sum, if it is the next one and we have not gone on without it."""
+        reveal, own = self.journal.pending_reveal, self.interrupted
+        if own is None and reveal is not None and reveal.interrupted is not None:
+            own = self.interrupted = InterruptedSum.from_json(reveal.interrupted)
+        if own is None or own.epoch < self.journal.started or own.index != len(self.journal):
+            return None
+        return own
+
+    def record_completion(self, own: InterruptedSum) -> None:
+        """Record that we help to open an interrupted sum, before our keys and shares are sent."""
+        terms, step = own.decoded_terms, None
+        if own.sum_spec.weighted:
+            step = terms.step
+        spec = spec_digest(own.sum_spec) if step is not None else ""
+        keys = tuple(sorted(self.key_digests[name] for name in own.members))
+        content = own.to_json(only=None)
+        self.journal.set_pending_reveal(
+            PendingReveal(len(self.journal), own.members, own.attempt, step, keys, spec, content)
+        )
+        self.on_pending_reveal(self)
+
+    def complete(self, own: InterruptedSum) -> None:
+        """Append an interrupted sum whose keys are all known to the journal, and continue."""
+        total, certificate = own.open()
+        terms, spec, reveal = own.decoded_terms, own.sum_spec, self.journal.pending_reveal
+        step = None if terms.step is None else Step(*terms.step)
+        self.journal.append(spec, total, terms.epoch, terms.loop_step, step, len(own.members), certificate)
+        if step is not None and spec.weighted and reveal is not None:
+            finished = RevealedStep(step.number, own.members, reveal.keys, finished=True)
+            self.journal.add_revealed_step(step.slot, finished)
+        self.interrupted = None
+        self.run()
+
+    def void_reveal(self) -> None:
+        """Drop our pending reveal, because a quorum has gone on without it."""
+        self.journal.void_pending_reveal()
+        self.interrupted = None
+        self.on_pending_reveal(self)
+
+    def _participation(self) -> Participation:
+        reveal, own = self.journal.pending_reveal, self.material()
+        revealed_in = 0
+        if reveal is not None and reveal.interrupted is not None:
+            revealed_in = InterruptedSum.from_json(reveal.interrupted).epoch
+        return Participation(
+            self.journal.started,
+            revealed_in,
+            () if reveal is None else tuple(sorted(reveal.members)),
+            None if own is None else own.attempt,
+            own is not None and own.masked is not None,
+        )
+
+    def _begin_period(self) -> None:
+        """Record, before our `Ready` is sent, that we go on in this period, and delete what we have of earlier sums."""
+        if self.quorum is None:
+            return
+        self.interrupted = None
+        if self.journal.started != self.epoch:
+            self.journal.started = self.epoch
+            self.on_pending_reveal(self)
+
+    def _recorded_total(self, pending: PendingSum) -> npt.NDArray[Any]:
+        """Return the total of our program's sum from the journal.
+
+        Raises:
+            MembersChangedError: it was made in another period, or others have gone on, and a stored state includes it.
+        """
+        if self.quorum is not None:
+            entry = self.journal.entries[self.next_index]
+            if pending.epoch != entry.epoch or entry.words is None:
+                raise MembersChangedError(pending.epoch, entry.epoch, self.members)
+        return self.journal.total(self.next_index, pending.spec)
 
     # Sums whose key may have been revealed; see `certificates.py`.
 
@@ -344,7 +447,7 @@ class Group:
                 "now: revealing it again would disclose a member's addend. Let the earlier members finish it, or "
                 "train anew under another federation name"
             )
-        if revealed.keys and set(revealed.keys) != set(self.key_digests.values()):
+        if revealed.keys and set(revealed.keys) != set(self._sorted_keys):
             raise LocalProtocolError(
                 f"{what} may have been revealed with the members {before}, and one of them has another key now: "
                 "revealing it again would disclose a member's addend. Let the earlier members finish it with their "
@@ -367,21 +470,25 @@ class Group:
             return True
         if not self.up_to_date or self.reports is None:  # the reports of some members are missing
             return False
-        positions = self.reports.positions(self.name).values()
-        return any((step.slot, step.number) in each.revealed for each in positions)
+        positions = self.reports.positions(self.name).items()
+        return any((step.slot, step.number) in each.revealed for name, each in positions if name not in self.ignored)
 
     def _record_pending_reveal(self, attempt: bytes) -> None:
         pending = self.pending
         step, spec = None, ""
         if pending is not None and pending.gradient_step is not None:
             step, spec = (pending.gradient_step.slot, pending.gradient_step.number), spec_digest(pending.spec)
-        reveal = PendingReveal(len(self.journal), self.members, attempt, step, self._sorted_keys, spec)
+        own = None
+        if self.session is not None and self.reports is not None:
+            own = self.session.interrupted(self.reports.view)
+        content = None if own is None else own.to_json()
+        reveal = PendingReveal(len(self.journal), self.members, attempt, step, self._sorted_keys, spec, content)
         self.journal.set_pending_reveal(reveal)
         self.on_pending_reveal(self)
 
     @property
     def _sorted_keys(self) -> tuple[str, ...]:
-        return tuple(sorted(self.key_digests.values()))
+        return tuple(sorted(self.key_digests[member] for member in self.members))
 
     def _make_terms(self, pending: PendingSum) -> bytes:
         step = None if pending.step is None else (pending.step.slot, pending.step.number)

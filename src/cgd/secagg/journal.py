@@ -97,6 +97,8 @@ class Journal:
         """The unfinished sum for which our self-mask key may have been sent, if any."""
         self.revealed_steps: dict[int, RevealedStep] = {}
         """The latest step of each optimiser, by slot, whose gradient sum may have been revealed."""
+        self.started = 0
+        """If there is a quorum, the latest period in which we started a sum."""
         self._kept_bytes = 0
         self._fixed: tuple[dict[int, OptimizerState], bytes] = {}, sha256(b"").digest()
 
@@ -146,6 +148,24 @@ class Journal:
             slot, number = pending_reveal.step
             members, keys, spec = pending_reveal.members, pending_reveal.keys, pending_reveal.spec
             self.add_revealed_step(slot, RevealedStep(number, members, keys, finished=False, spec=spec))
+
+    @property
+    def has_unfinished(self) -> bool:
+        """True if we may have revealed our key for a sum that is not finished."""
+        return self.pending_reveal is not None or not all(step.finished for step in self.revealed_steps.values())
+
+    def void_pending_reveal(self) -> None:
+        """Drop our pending reveal: a quorum has gone on without this sum, so it can never be opened."""
+        reveal, self.pending_reveal = self.pending_reveal, None
+        if reveal is None or reveal.step is None:
+            return
+        slot, number = reveal.step
+        step = self.revealed_steps.get(slot)
+        if step is None or step.number != number or step.finished:
+            return
+        del self.revealed_steps[slot]
+        if number:  # the steps before it were summed, by these members or by former ones
+            self.revealed_steps[slot] = replace(step, number=number - 1, finished=True, spec="")
 
     def add_revealed_step(self, slot: int, step: RevealedStep) -> None:
         """Record the latest step of an optimiser whose gradient sum may have been revealed."""
@@ -229,8 +249,12 @@ class Journal:
         return (_LENGTH.pack(len(header)), header, *((entry.words,) if entry.words else ()))
 
     def pending_reveal_record(self) -> tuple[Buffer, ...]:
-        """Return the record of the pending reveal, to be saved before our key is sent, in pieces as for an entry."""
-        header = json.dumps({"mark": self.pending_reveal and self.pending_reveal.to_json()}).encode()
+        """Return the record of the pending reveal, to be saved before our key is sent, in pieces as for an entry.
+
+        If there is a quorum, it has all records that are this member's own.
+        """
+        own = self._own_records() if self.started else {"mark": self.pending_reveal and self.pending_reveal.to_json()}
+        header = json.dumps(own).encode()
         return _LENGTH.pack(len(header)), header
 
     def add_record(self, data: Buffer) -> None:
@@ -247,7 +271,7 @@ class Journal:
             (length,) = _LENGTH.unpack_from(view)
             row, rest = json.loads(bytes(view[_LENGTH.size : _LENGTH.size + length])), view[_LENGTH.size + length :]
             if isinstance(row, dict):
-                self.set_pending_reveal(None if row["mark"] is None else PendingReveal.from_json(row["mark"]))
+                self._read_own_records(row)
                 return
             entry, rest = _entry(row, rest)
             if len(rest):
@@ -266,11 +290,26 @@ class Journal:
 
     def to_bytes(self) -> bytes:
         """Encode the whole journal."""
+        return self._encode(self.entries, self.states, self._own_records())
+
+    def _own_records(self) -> dict[str, Any]:
+        """Return the records that are this member's own, as JSON values."""
         own = {
             "mark": self.pending_reveal and self.pending_reveal.to_json(),
             "revealed": [[slot, *step.to_json()] for slot, step in self.revealed_steps.items()],
         }
-        return self._encode(self.entries, self.states, own)
+        return own | ({"started": self.started} if self.started else {})
+
+    def _read_own_records(self, own: Mapping[str, Any]) -> None:
+        """Read the result of `_own_records`, or the part of it that was stored."""
+        if "started" in own:  # then the revealed steps are complete, and some may have become void
+            self.revealed_steps.clear()
+            self.started = int(own["started"])
+        self.set_pending_reveal(None if own["mark"] is None else PendingReveal.from_json(own["mark"]))
+        for slot, *step in own.get("revealed", ()):
+            if type(slot) is not int:
+                raise ValueError("a revealed step is malformed")
+            self.revealed_steps[slot] = RevealedStep.from_json(step)
 
     def export_since(self, since: int, *, states: bool) -> bytes:
         """Encode the entries from index `since` on, without the totals that the states include."""
@@ -322,11 +361,7 @@ class Journal:
                 raise ValueError("a state is malformed")
             content, rest = bytes(rest[:size]), rest[size:]
             journal.states[slot] = OptimizerState(steps, content, bool(fixed))
-        journal.set_pending_reveal(None if header["mark"] is None else PendingReveal.from_json(header["mark"]))
-        for slot, *step in header.get("revealed", ()):
-            if type(slot) is not int:
-                raise ValueError("a revealed step is malformed")
-            journal.revealed_steps[slot] = RevealedStep.from_json(step)
+        journal._read_own_records(header)
         return journal
 
     def _count_kept(self) -> None:

@@ -20,6 +20,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
+from cgd.secagg.attendance import epoch_of
 from cgd.secagg.certificates import extend_chain
 from cgd.secagg.journal import MAX_KEPT_BYTES, Journal, read_header, read_row
 from cgd.secagg.reduction import MIN_MEMBERS
@@ -63,6 +64,7 @@ class JournalTransfer:
         attempt: the attempt that finished the last sum, once the header was received.
         members: the members of that sum.
         signers: those of them whose signatures were verified, because their keys are known.
+        period: the period of that sum.
         journal: the transferred entries and states, once they are complete and verified.
     """
 
@@ -78,7 +80,7 @@ class JournalTransfer:
     ) -> None:
         self.source, self.claimed, self.states = source, claimed, states
         self.refusal: str | None = None
-        self.attempt = b""
+        self.attempt, self.period = b"", 0
         self.members: frozenset[PeerId] = frozenset()
         self.signers: frozenset[PeerId] = frozenset()
         self.journal: Journal | None = None
@@ -155,7 +157,7 @@ class JournalTransfer:
                     raise ValueError("a total has no certificate")
                 entry.certificate.verify_entry(head, entry.fields)
                 total_bytes += entry.size
-            if entry.epoch < latest_epoch:
+            if (epoch_of(entry.epoch), entry.epoch) < (epoch_of(latest_epoch), latest_epoch):
                 raise ValueError(f"a sum is of epoch {entry.epoch}, but epoch {latest_epoch} had begun")
             head, latest_epoch = extend_chain(head, entry.fields), entry.epoch
         if head != self.claimed.head:
@@ -169,15 +171,25 @@ class JournalTransfer:
             )
         epoch = self._federation_spec.epoch
         self.signers = last.certificate.signers(
-            self._group.name, self._federation_spec.keys, all_valid=last.epoch >= epoch
+            self._group.name, self._federation_spec.keys, all_valid=epoch_of(last.epoch) >= epoch
         )
-        if last.epoch > epoch:  # its members may still repeat that sum, and we would not learn of it
-            raise ValueError(f"its last sum is of epoch {last.epoch}, and this member is in epoch {epoch}")
-        missing = set(self._group.members) - self.signers
-        if last.epoch == epoch and missing:
-            raise ValueError(f"its last sum is not signed by {', '.join(sorted(missing))}")
-        self.members, self.attempt = frozenset(last.certificate.keys), last.attempt
+        if epoch_of(last.epoch) > epoch:  # its members may still repeat that sum, and we would not learn of it
+            raise ValueError(f"its last sum is of epoch {epoch_of(last.epoch)}, and this member is in epoch {epoch}")
+        self.members, self.attempt, self.period = frozenset(last.certificate.keys), last.attempt, last.epoch
+        if epoch_of(last.epoch) == epoch:
+            self._check_signers(last)
         return total_bytes
+
+    def _check_signers(self, last: JournalEntry) -> None:
+        """Check that the last sum was signed by all members of the group, or by a quorum of those who were present."""
+        quorum = self._federation_spec.quorum
+        missing = (set(self._group.members) if quorum is None else self.members) - self.signers
+        if missing:
+            raise ValueError(f"its last sum is not signed by {', '.join(sorted(missing))}")
+        if quorum is not None and len(self.members) < quorum:
+            raise ValueError(f"its last sum has {len(self.members)} members, and the quorum is {quorum}")
+        if quorum is not None and last.epoch > self._group.epoch:
+            raise ValueError("its last sum is of a later view than this one")
 
     @property
     def _reported_states(self) -> tuple[StateSummary, ...]:

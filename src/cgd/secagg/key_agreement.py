@@ -113,8 +113,8 @@ class MembershipView:
     keys: Mapping[PeerId, bytes]
 
     @classmethod
-    def of(cls, federation_spec: FederationSpec, keys: Mapping[PeerId, bytes]) -> MembershipView:
-        """Return the view of these ephemeral keys under a federation spec."""
+    def of(cls, federation_spec: FederationSpec, keys: Mapping[PeerId, bytes], number: int = 0) -> MembershipView:
+        """Return the view of these ephemeral keys under a federation spec; with a quorum, views are numbered."""
         members = [
             (name, key.hex(), federation_spec.keys[name].agreement.hex(), federation_spec.keys[name].signing.hex())
             for name, key in sorted(keys.items())
@@ -125,6 +125,7 @@ class MembershipView:
             federation_spec.version,
             sorted(federation_spec.sections.items()),
             members,
+            *([number] if federation_spec.quorum is not None else []),
         )
         return cls(sha256(json.dumps(["cgd view", *identified_by]).encode()).digest(), dict(keys))
 

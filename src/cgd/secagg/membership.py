@@ -14,10 +14,14 @@ No I/O here: frames in by `receive`, frames out by `next_outgoing`. The rules:
 
 from __future__ import annotations
 
+import json
 from collections import deque
+from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import EquivocationError, LocalProtocolError, RemoteProtocolError
+from cgd.secagg.attendance import AttendanceExchange, epoch_of, number_of, period_of
 from cgd.secagg.codec import Frame, from_bytes, kind_of_frame, session_of, to_bytes
 from cgd.secagg.departures import Departures
 from cgd.secagg.group import Group, PendingSum, absent_group
@@ -27,6 +31,8 @@ from cgd.secagg.key_agreement import MembershipView
 from cgd.secagg.messages import (
     HUB,
     SESSION_BYTES,
+    Attendance,
+    CompleteSum,
     Goodbye,
     Hello,
     JournalChunk,
@@ -68,7 +74,9 @@ class Membership:
 
     Attributes:
         others: the names of all other members.
+        present: the members of the latest view; all members if none was formed.
         on_pending_reveal: called when the pending reveal of a group has changed, to save it before anything is sent.
+        on_present: called when other members than before are present, with those of before.
         loop_step: the step of our program's loop.
     """
 
@@ -83,6 +91,8 @@ class Membership:
     ) -> None:
         self.me = me
         self.on_pending_reveal: Callable[[Group], None] = lambda _: None
+        self.on_present: Callable[[frozenset[PeerId]], None] = lambda _: None
+        self._renewing, self._length_before = False, 0
         self.loop_step = 0
         self._identity = identity
         self._hellos = HelloExchange(me, identity)
@@ -90,6 +100,7 @@ class Membership:
         self._groups: dict[str, Group] = {}
         self._absent_groups: dict[str, Group] = {}  # of earlier epochs: a group that returns continues its journal
         self._departures = Departures(self._groups)
+        self._attendance: AttendanceExchange | None = None
         self._view: MembershipView | None = None
         self._views: set[bytes] = set()
         self._view_change: ViewChange | None = None
@@ -114,6 +125,7 @@ class Membership:
             check_members(self.me, members)
         self.federation_spec = federation_spec
         self.others = tuple(sorted(set(federation_spec.members) - {self.me}))
+        self.present = frozenset(federation_spec.members)
         self._leave_view()
         for name in self._groups.keys() - groups.keys():
             self._absent_groups[name] = self._groups.pop(name)
@@ -121,21 +133,76 @@ class Membership:
         for name, members in groups.items():
             if name not in self._groups:
                 self._groups[name] = self._make_group(name, members)
-            self._groups[name].members, self._groups[name].epoch = members, federation_spec.epoch
+            self._groups[name].members, self._groups[name].epoch = members, self._period(0)
+            self._groups[name].quorum, self._groups[name].size = federation_spec.quorum, len(members)
             self._groups[name].key_digests = {member: federation_spec.keys[member].digest for member in members}
             self._groups[name].left = self._departures.own is not None
         for peer in [name for name, keys in before.items() if federation_spec.keys.get(name) != keys]:
             self._equivocations.pop(peer, None)  # it was removed, or has another key: that is another member
             self._departures.received.pop(peer, None)
         self._hellos.adopt(federation_spec)
+        absent = frozenset() if self._attendance is None else self._attendance.absent
+        self._attendance = None
+        if federation_spec.quorum is not None:
+            self._attendance = AttendanceExchange(self.me, federation_spec, self._latest_number())
+            self._attendance.absent = absent & set(self.others)
         for peer in self.others:
             self._send_hello(peer)
+        self._try_to_form_view()
+
+    def _try_to_form_view(self) -> None:
         try:
             self._form_view()
         except EquivocationError as error:
             self._record_equivocation(error)
         except RemoteProtocolError:
             pass  # an early report is malformed: its sender is waited for
+
+    def _period(self, number: int) -> int:
+        """Return the period of a view with this number: without a quorum, the epoch."""
+        spec = self.federation_spec
+        return spec.epoch if spec.quorum is None else period_of(spec.epoch, number)
+
+    def _latest_number(self) -> int:
+        """Return the number of the latest view of this epoch in which we are known to have been."""
+        journals = [group.journal for group in self._groups.values()]
+        periods = [journal.started for journal in journals]
+        periods += [journal.entries[-1].epoch for journal in journals if journal.entries]
+        return max((number_of(each) for each in periods if epoch_of(each) == self.federation_spec.epoch), default=0)
+
+    def set_absent(self, absent: Collection[PeerId]) -> None:
+        """Record the peers that were not heard for too long; with a quorum, the others go on without them."""
+        if self._attendance is not None:
+            self._attendance.absent = frozenset(absent) & set(self.others)
+            self._attendance.count_tick()
+            self._try_to_form_view()
+
+    def _announce_attendance(self) -> None:
+        """Announce who is present, if that has changed."""
+        if self._attendance is None:
+            return
+        entries = [group.journal.entries for group in self._groups.values()]
+        begun = any(each and epoch_of(each[-1].epoch) == self.federation_spec.epoch for each in entries)
+        self._attendance.begun = begun
+        longer = self._length_before < sum(len(each.journal) for each in self._groups.values())
+        if longer and not any(group.journal.has_unfinished for group in self._groups.values()):
+            self._attendance.only = frozenset()
+        if self._attendance.update(self._digest_of_processes) is not None:
+            for peer in self.others:
+                self._send_attendance(peer)
+
+    def _send_attendance(self, peer: PeerId) -> None:
+        if self._attendance is not None:
+            self._outbox.discard(lambda to, frame: to == peer and isinstance(frame.message, Attendance))
+            self._outbox.put(peer, Frame(NO_VIEW, 0, replace(self._attendance.own, begun=self._attendance.begun)))
+
+    def _digest_of_processes(self, members: Collection[PeerId]) -> bytes | None:
+        """Return the digest of the ephemeral keys of these members; None if one of them cannot be in a view with us."""
+        others = [peer for peer in members if peer != self.me]
+        if any(self._hellos.problem(peer) is not None for peer in others):
+            return None
+        keys = [(name, key.hex()) for name, key in sorted(self._hellos.ephemeral_keys(others).items())]
+        return sha256(json.dumps([self.federation_spec.epoch, keys]).encode()).digest()
 
     def _make_group(self, name: str, members: tuple[PeerId, ...]) -> Group:
         if name in self._absent_groups:
@@ -237,11 +304,15 @@ class Membership:
         """Return what our program's sum waits for, and the peers that have to provide it."""
         each = self.group(group)
         if self._view_change is None:
+            if self._attendance is not None and not self.problems().keys() - self._attendance.absent:
+                return "agreement on who is present", self._attendance.missing or self._attendance.absent
             return "its hello", frozenset(self.problems())
         if not each.up_to_date:
             if self._hellos.suspected:
                 return "the same hello for all members", frozenset(self._hellos.suspected)
             return self._view_change.waiting_for(each)
+        if each.waits_for_all:
+            return "its return: all members make this sum", frozenset(self.federation_spec.members) - self.present
         return each.session.waiting_for if each.session is not None else ("nothing", frozenset())
 
     def receive(self, sender: PeerId, data: Buffer) -> None:
@@ -308,21 +379,32 @@ class Membership:
                 self._receive_hello(sender, frame.message)
             case Goodbye():
                 self._departures.receive(sender, frame.message)
+            case Attendance() if self._attendance is not None:
+                self._attendance.receive(sender, frame.message)
+                self._form_view()
             case SignedEvidence():
                 self._receive_evidence(sender, frame.message)
             case JournalPosition() | PositionsGathered() | JournalRequest() | JournalChunk() if view_change is not None:
                 view_change.receive(sender, frame.message)
                 self._departures.fail_unreachable_sums()
+                self._renew_view()
+            case CompleteSum() if view_change is not None:
+                view_change.receive(sender, frame.message)
+                self._renew_view()
             case JournalPosition() | PositionsGathered():
                 self._keep_early(sender, frame.session, frame.message)
 
     # Views (rules 1 and 4).
 
     def _receive_hello(self, sender: PeerId, hello: Hello) -> None:
+        before = self._hellos.received.get(sender)
         self._hellos.receive(sender, hello)
         self._departures.received.pop(sender, None)
+        if self._attendance is not None and before is not None and before.ephemeral != hello.ephemeral:
+            self._attendance.forget(sender)
         if hello.knows != self._hellos.ephemeral.public:
             self._send_hello(sender)
+            self._send_attendance(sender)
             if self._departures.own is not None:
                 self._put_goodbye(sender, self._departures.own)
         self._form_view()
@@ -336,9 +418,18 @@ class Membership:
         self._goodbyes.put(peer, Frame(NO_VIEW, 0, goodbye))
 
     def _form_view(self) -> None:
-        if self.problems():
+        if self._equivocations:
             return
-        view = MembershipView.of(self.federation_spec, self._hellos.ephemeral_keys(self.others))
+        number, members = 0, self.federation_spec.members
+        if self._attendance is not None:
+            self._announce_attendance()
+            if (agreed := self._attendance.agreed()) is None:
+                return
+            number, members = agreed.number, agreed.members
+        others = [peer for peer in members if peer != self.me]
+        if any(self._hellos.problem(peer) is not None for peer in others):
+            return
+        view = MembershipView.of(self.federation_spec, self._hellos.ephemeral_keys(others), number)
         if self._view is not None and view.digest == self._view.digest:
             return
         if view.digest in self._views:  # its masks may have been used
@@ -346,21 +437,54 @@ class Membership:
         self._leave_view()
         self._view = view
         self._views.add(view.digest)
+        if self._attendance is not None:
+            self._attendance.enter()
+            self._set_present(frozenset(members), number)
+        present = self.federation_spec.with_present(self.present)
         self._view_change = view_change = ViewChange(
             self.me,
             self._identity,
             self._hellos.ephemeral,
-            self.federation_spec,
+            present if self._attendance is not None else self.federation_spec,
             view,
             self._groups,
             send=lambda to, message: self._outbox.put(to, Frame(self.view, 0, message)),
             send_evidence=self._send_to_all,
+            renew=self._ask_for_new_view,
+            tolerated=self.federation_spec.tolerated,
         )
         view_change.start(self._hellos.signed_keys())
         faults = view_change.receive_early(self.view, self._early)
         self._departures.fail_unreachable_sums()
+        self._renew_view()
         if faults:
             raise faults[0]
+
+    def _set_present(self, present: frozenset[PeerId], number: int) -> None:
+        """Let the groups sum with the members of the view, in its period."""
+        before, self.present = self.present, present
+        for name, group in self._groups.items():
+            members = self.federation_spec.groups[name]
+            group.members = tuple(each for each in members if each in present)
+            group.epoch = self._period(number)
+        if before != present:
+            self.on_present(before)
+
+    def _ask_for_new_view(self, only: frozenset[PeerId]) -> None:
+        """Ask for a new view: of the members that have to repeat a sum, or of the same members."""
+        if self._attendance is not None:
+            if only:
+                self._attendance.restrict(only)
+                self._length_before = sum(len(group.journal) for group in self._groups.values())
+            else:
+                self._attendance.renew()
+            self._renewing = True
+
+    def _renew_view(self) -> None:
+        """Propose a new view if one was asked for while messages were processed."""
+        if self._renewing:
+            self._renewing = False
+            self._form_view()
 
     def _leave_view(self) -> None:
         self._view = self._view_change = None

@@ -36,6 +36,7 @@ CONTRIBUTION_BYTES = 32
 EPHEMERAL_BYTES = 32
 SIGNATURE_BYTES = 64
 TAG_BYTES = 16
+KEY_SHARE_BYTES = 17
 NO_SIGNATURE = bytes(SIGNATURE_BYTES)
 """The signature field of messages between members of one process, which do not sign."""
 MAX_NAME_BYTES = 255  # the length of a name is sent in one byte
@@ -267,10 +268,52 @@ class Goodbye:
     ends: tuple[tuple[str, int, bytes], ...] = ()
 
 
+@dataclass(frozen=True)
+class KeyShare:
+    """The recipient's share of the sender's self-mask key, if there is a quorum."""
+
+    share: bytes
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Who is present, as the sender proposes it; a view is formed when all of `members` propose the same.
+
+    Attributes:
+        number: the number of the view; it increases.
+        members: the members of the view; none if too few are present.
+        processes: the digest of the ephemeral keys of these members.
+        absent: the members that the sender has not heard for too long.
+        begun: whether the sender has finished a sum in this epoch.
+    """
+
+    number: int
+    members: tuple[PeerId, ...]
+    processes: bytes
+    absent: tuple[PeerId, ...]
+    begun: bool
+
+
+@dataclass(frozen=True)
+class CompleteSum:
+    """What the sender knows of a sum that was interrupted when it was opened (`completion.py`), encoded."""
+
+    group: str
+    content: bytes
+
+
 Slice = Share | Subtotal | Total
-SumMessage = Ready | Slice | Confirm | RevealKey | Abort | Leave
+SumMessage = Ready | Slice | KeyShare | Confirm | RevealKey | Abort | Leave
 MembershipMessage = (
-    Hello | JournalPosition | PositionsGathered | SignedEvidence | JournalRequest | JournalChunk | Goodbye
+    Hello
+    | JournalPosition
+    | PositionsGathered
+    | SignedEvidence
+    | JournalRequest
+    | JournalChunk
+    | Goodbye
+    | Attendance
+    | CompleteSum
 )
 Message = SumMessage | MembershipMessage | Deposit | ResendRequest
 

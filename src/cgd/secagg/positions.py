@@ -35,6 +35,25 @@ class StateSummary:
 
 
 @dataclass(frozen=True)
+class Participation:
+    """If there is a quorum: what a member has of sums that may have been opened; see `completion.py`.
+
+    Attributes:
+        started: the latest period in which the member started a sum.
+        revealed_in: the period of its pending reveal; 0 if it has none.
+        members: the members of the sum of its pending reveal.
+        material: the attempt that it can help to complete, if there is one.
+        has_total: whether it has the masked total of this attempt.
+    """
+
+    started: int
+    revealed_in: int = 0
+    members: tuple[PeerId, ...] = ()
+    material: bytes | None = None
+    has_total: bool = False
+
+
+@dataclass(frozen=True)
 class GroupPosition:
     """A member's position in the journal of one group.
 
@@ -45,6 +64,7 @@ class GroupPosition:
         commitment: the digest of its contribution to the key of the group.
         states: the summaries of its optimiser states; None in a first report.
         revealed: the slot and number of each optimiser step whose gradient sum it may have revealed and not finished.
+        attendance: what it has of sums that may have been opened, if there is a quorum.
     """
 
     length: int
@@ -53,6 +73,7 @@ class GroupPosition:
     commitment: bytes
     states: tuple[StateSummary, ...] | None = None
     revealed: tuple[tuple[int, int], ...] = ()
+    attendance: Participation | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,7 @@ class PositionReport:
                 position.commitment.hex(),
                 None if position.states is None else [_state_row(state) for state in position.states],
                 position.revealed,
+                *([] if position.attendance is None else [_participation_row(position.attendance)]),
             ]
             for name, position in sorted(self.groups.items())
         }
@@ -113,6 +135,7 @@ class PositionReports:
 
     Attributes:
         first: the first report of each member, encoded, with its signature.
+        first_reports: the first report of each member.
         latest: the latest report of each member.
         contributions: the contributions to the keys of the groups, by group and member.
         max_length: the largest number of finished sums in a first report, by group.
@@ -127,6 +150,7 @@ class PositionReports:
         statement_log: StatementLog,
     ) -> None:
         self.first: dict[PeerId, tuple[bytes, bytes]] = {}
+        self.first_reports: dict[PeerId, PositionReport] = {}
         self.latest: dict[PeerId, PositionReport] = {}
         self.contributions: dict[str, dict[PeerId, bytes]] = {name: {} for name in federation_spec.groups}
         self.max_length: dict[str, int] = {}
@@ -174,6 +198,11 @@ class PositionReports:
         """The digest of the first reports of all members."""
         return digest_of_reports({name: content for name, (content, _) in self.first.items()})
 
+    def first_positions(self, group: str) -> dict[PeerId, GroupPosition]:
+        """Return the first position of each member in a group, also ours."""
+        members = sorted(self._federation_spec.groups[group])
+        return {name: self.first_reports[name].groups[group] for name in members}
+
     def positions(self, group: str) -> dict[PeerId, GroupPosition]:
         """Return the latest position of each peer in a group."""
         return {
@@ -189,6 +218,7 @@ class PositionReports:
         self.latest[self._me] = report
         if report.number == 0:
             self.first[self._me] = content, signature
+            self.first_reports[self._me] = report
             self._record_lengths(report)
         return signature
 
@@ -215,6 +245,8 @@ class PositionReports:
             raise RemoteProtocolError(
                 sender, f"reported the groups {sorted(report.groups)}, but is a member of {sorted(groups)}"
             )
+        if any((each.attendance is None) != (self._federation_spec.quorum is None) for each in report.groups.values()):
+            raise RemoteProtocolError(sender, "sent a report that does not fit the quorum of the federation file")
         if known is None:
             self._receive_first(sender, message, report)
         elif any(position.length < known.groups[name].length for name, position in report.groups.items()):
@@ -237,6 +269,7 @@ class PositionReports:
         for name in common:
             self.contributions[name][sender] = contributions[name]
         self.first[sender] = message.content, message.signature
+        self.first_reports[sender] = report
         self._record_lengths(report)
 
     def _record_lengths(self, report: PositionReport) -> None:
@@ -254,8 +287,23 @@ def _state_row(state: StateSummary) -> list[Any]:
     return [state.slot, state.steps, state.size, state.fixed, state.digest.hex()]
 
 
+def _participation_row(each: Participation) -> list[Any]:
+    material = None if each.material is None else each.material.hex()
+    return [each.started, each.revealed_in, each.members, material, each.has_total]
+
+
+def _read_participation(row: Any) -> Participation:
+    started, revealed_in, members, material, has_total = row
+    if not all(isinstance(name, str) for name in members) or len(members) > MAX_STATES:
+        raise ValueError("the members of a sum are malformed")
+    attempt = None if material is None else _digest(material)
+    return Participation(_count(started), _count(revealed_in), tuple(members), attempt, bool(has_total))
+
+
 def _read_position(row: Any) -> GroupPosition:
-    length, head, pending, commitment, states, revealed = row
+    length, head, pending, commitment, states, revealed, *rest = row
+    if len(rest) > 1:
+        raise ValueError("a position has too many fields")
     if len(revealed) > MAX_STATES:
         raise ValueError(f"{len(revealed)} revealed steps")
     steps = tuple((_count(slot), _count(number)) for slot, number in revealed)
@@ -267,7 +315,9 @@ def _read_position(row: Any) -> GroupPosition:
             for slot, taken, size, fixed, digest in states
         )
     pending_reveal = None if pending is None else _digest(pending)
-    return GroupPosition(_count(length), _digest(head), pending_reveal, _digest(commitment), states, steps)
+    attendance = _read_participation(rest[0]) if rest else None
+    fields = _count(length), _digest(head), pending_reveal, _digest(commitment), states, steps, attendance
+    return GroupPosition(*fields)
 
 
 def _digest(value: Any) -> bytes:

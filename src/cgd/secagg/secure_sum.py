@@ -52,12 +52,16 @@ from cgd.errors import (
     RevealError,
 )
 from cgd.secagg.agreement import SumAgreement
+from cgd.secagg.codec import spec_bytes
+from cgd.secagg.completion import InterruptedSum
+from cgd.secagg.key_shares import deal
 from cgd.secagg.masking import PairwiseMasks, add_self_mask, remove_self_masks, uniform_words
 from cgd.secagg.messages import (
     HUB,
     SELF_MASK_KEY_BYTES,
     Abort,
     Confirm,
+    KeyShare,
     Message,
     Outbox,
     PeerId,
@@ -93,6 +97,7 @@ class SecureSum:
         hub: the keys for sums through the hub, if there is one.
         statement_signer: signs and verifies statements; nothing is signed without it.
         on_reveal: called with the digest of the attempt before our self-mask key is sent.
+        quorum: the number of members whose shares determine a self-mask key; None to deal no shares.
 
     Examples:
         >>> import numpy as np
@@ -119,6 +124,7 @@ class SecureSum:
         hub: HubKeys | None = None,
         statement_signer: StatementSigner | None = None,
         on_reveal: Callable[[bytes], None] = lambda _: None,
+        quorum: int | None = None,
     ) -> None:
         check_members(me, members)
         self.me = me
@@ -133,10 +139,12 @@ class SecureSum:
         self._fault: ProtocolError | None = None
         self._difference: PeerAbortedError | None = None
         self._on_reveal = on_reveal
+        self._quorum = quorum
         self._masks = masks
         self._random = random
         self._hub = hub
         self._key = random(SELF_MASK_KEY_BYTES)
+        self._key_shares: dict[PeerId, bytes] = {}  # our share of each member's self-mask key
         self._shared: dict[PeerId, set[int]] = {peer: set() for peer in self.others}  # starts of the received shares
         self._outbox: Outbox[Callable[[], Message]] = Outbox()
 
@@ -243,7 +251,8 @@ class SecureSum:
             case State.SHARING:
                 return "Share", self._unshared
             case State.REDUCING:
-                return self._reduction.waiting_for
+                missing = self._reduction.waiting_for
+                return missing if missing[1] else ("KeyShare", self._without_key_share)
             case State.CONFIRMING:
                 return "Confirm", self.agreement.missing(self.agreement.confirms)
             case State.REVEALING:
@@ -258,6 +267,8 @@ class SecureSum:
                 return sender in self.agreement.readies
             case Share(start, _):
                 return start in self._shared.get(sender, ())
+            case KeyShare():
+                return sender in self._key_shares
             case Subtotal() | Total() if self.state is not State.IDLE:
                 return self._reduction.is_duplicate(sender, message)
             case Confirm():
@@ -286,6 +297,10 @@ class SecureSum:
                 self._shared[sender].add(message.start)
             case Subtotal() | Total():
                 self._reduction.receive(sender, message)
+            case KeyShare(share):
+                if self._quorum is None:
+                    raise RemoteProtocolError(sender, "sent a KeyShare, but there is no quorum")
+                self._key_shares[sender] = share
             case Confirm():
                 self.agreement.receive_confirm(sender, message)
             case RevealKey(key):
@@ -304,7 +319,7 @@ class SecureSum:
                 return Event.ALL_READY
             case State.SHARING if not self._outbox and (self._pairwise or not self._unshared):
                 return Event.ALL_SHARED
-            case State.REDUCING if not self._reduction.waiting_for[1]:
+            case State.REDUCING if not (self._reduction.waiting_for[1] or self._without_key_share):
                 return Event.TOTAL_RECEIVED
             case State.CONFIRMING if not self._outbox and not self.agreement.missing(self.agreement.confirms):
                 return Event.ALL_CONFIRMED
@@ -321,16 +336,20 @@ class SecureSum:
                 self.agreement.check_readies()
                 self._check_difference()
                 self._share()
+                self._deal_key_shares()
             case State.REDUCING:
                 add_self_mask(self._subtotal, self._key)
                 self._reduction.start(self._subtotal)
             case State.CONFIRMING:
                 self._total = self._reduction.total()
+                if self._quorum is not None:  # others can recover our key from now on
+                    self._before_reveal()
                 self._send_to_all(self.agreement.make_confirm(sha256(self._total.data).digest()))
             case State.REVEALING:
                 self.agreement.check_confirms()
                 self._check_difference()
-                self._before_reveal()
+                if self._quorum is None:
+                    self._before_reveal()
                 self._on_reveal(self.agreement.confirms[self.me].digest)
                 self._reveal()
             case State.FINISHED:
@@ -363,6 +382,38 @@ class SecureSum:
         share = uniform_words(own_share.size, own_share.dtype, self._random)
         np.subtract(own_share, share, out=own_share)
         return Share(part.start, as_bytes(share))
+
+    def _deal_key_shares(self) -> None:
+        if self._quorum is None:
+            return
+        shares = deal(self._key, self.members, self._quorum, self._random)
+        self._key_shares[self.me] = shares[self.me]
+        for peer in self.others:
+            self._send(peer, KeyShare(shares[peer]))
+
+    @property
+    def _without_key_share(self) -> frozenset[PeerId]:
+        """The peers that have not sent our share of their self-mask key."""
+        return frozenset() if self._quorum is None else self.agreement.missing(self._key_shares)
+
+    def interrupted(self, view: bytes) -> InterruptedSum | None:
+        """Return what we have of this sum, if we confirmed it and have not finished it, and there is a quorum."""
+        confirms = self.agreement.confirms
+        if self._quorum is None or self.me not in confirms or self.state is State.FINISHED:
+            return None
+        own, readies = confirms[self.me], self.agreement.readies
+        return InterruptedSum(
+            view,
+            self.number,
+            spec_bytes(self._spec),
+            readies[self.me].terms,
+            self.agreement.masked_digest,
+            {name: readies[name].commitment for name in self.members},
+            {name: each.signature for name, each in confirms.items() if each.digest == own.digest},
+            {**self.agreement.revealed_keys, self.me: self._key},
+            {name: {self.me: share} for name, share in self._key_shares.items()},
+            self._total,
+        )
 
     def _reveal(self) -> None:
         self.revealed = True

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from cgd.secagg.certificates import Certificate
+    from cgd.secagg.completion import InterruptedSum
     from cgd.secagg.messages import Buffer
     from cgd.secagg.reduction import HubKeys
     from cgd.secagg.statements import StatementSigner
@@ -62,6 +63,7 @@ class Session:
         pair_keys: for `pairwise` masking, the secret key of 16 bytes that we share with each peer.
         statement_signer: signs and verifies the statements of sums; see `SecureSum`.
         on_reveal: see `SecureSum`.
+        quorum: see `SecureSum`.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Session:
         pair_keys: Mapping[PeerId, bytes] | None = None,
         statement_signer: StatementSigner | None = None,
         on_reveal: Callable[[bytes], None] = lambda _: None,
+        quorum: int | None = None,
     ) -> None:
         check_members(me, members)
         self.me = me
@@ -82,6 +85,7 @@ class Session:
         self.hub: HubKeys | None = None
         """The keys for sums through the hub, if there is one."""
         self._hooks = statement_signer, on_reveal
+        self._quorum = quorum
         self._masks = None if pair_keys is None else PairwiseMasks(me, pair_keys, session)
         self._sum: SecureSum | None = None
         self._ahead: dict[PeerId, tuple[int, Ready | Abort]] = {}
@@ -192,6 +196,10 @@ class Session:
             raise LocalProtocolError("no sum was started in this session")
         return self._sum.agreement.certificate(view)
 
+    def interrupted(self, view: bytes) -> InterruptedSum | None:
+        """Return what we have of the latest sum, if it is unfinished; see `SecureSum.interrupted`."""
+        return None if self._sum is None else self._sum.interrupted(view)
+
     def abort(self, error: ProtocolError) -> None:
         """Abort the running sum because of this error, and announce it to all members."""
         if self.running:
@@ -253,6 +261,7 @@ class Session:
             hub=self.hub,
             statement_signer=statement_signer,
             on_reveal=on_reveal,
+            quorum=self._quorum,
         )
         for peer, (number, message) in self._ahead.items():
             if number >= self.number:

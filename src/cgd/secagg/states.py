@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from cgd.secagg.messages import Abort, Confirm, Message, Ready, RevealKey, Share, Subtotal, Total
+from cgd.secagg.messages import Abort, Confirm, KeyShare, Message, Ready, RevealKey, Share, Subtotal, Total
 
 
 class State(Enum):
@@ -52,9 +52,9 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 # has our subtotal; but a peer that received a forged total confirms it, and must not be accused of that.
 EXPECTED: dict[State, frozenset[type[Message]]] = {
     State.IDLE: frozenset({Ready, Abort}),
-    State.PREPARING: frozenset({Ready, Share, Subtotal, Confirm, Abort}),
-    State.SHARING: frozenset({Share, Subtotal, Confirm, Abort}),
-    State.REDUCING: frozenset({Subtotal, Total, Confirm, Abort}),
+    State.PREPARING: frozenset({Ready, Share, KeyShare, Subtotal, Confirm, Abort}),
+    State.SHARING: frozenset({Share, KeyShare, Subtotal, Confirm, Abort}),
+    State.REDUCING: frozenset({KeyShare, Subtotal, Total, Confirm, Abort}),
     State.CONFIRMING: frozenset({Confirm, RevealKey, Abort}),
     State.REVEALING: frozenset({RevealKey, Abort}),
 }

@@ -19,15 +19,25 @@ The rules:
 
 from __future__ import annotations
 
+import json
 import os
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError, RemoteProtocolError
-from cgd.secagg.certificates import find_objections
+from cgd.secagg.attendance import epoch_of
+from cgd.secagg.certificates import find_objections, find_objections_in_period
+from cgd.secagg.completion import InterruptedSum, OpenSums, find_open_sums
 from cgd.secagg.journal_transfer import JournalTransfer
 from cgd.secagg.key_agreement import derive_pair_keys
-from cgd.secagg.messages import CONTRIBUTION_BYTES, JournalChunk, JournalPosition, JournalRequest, PositionsGathered
+from cgd.secagg.messages import (
+    CONTRIBUTION_BYTES,
+    CompleteSum,
+    JournalChunk,
+    JournalPosition,
+    JournalRequest,
+    PositionsGathered,
+)
 from cgd.secagg.positions import PositionReport, PositionReports
 from cgd.secagg.statements import StatementLog, StatementSigner
 
@@ -54,11 +64,13 @@ class ViewChange:
         me: the name of this member.
         identity: its long-term keys.
         ephemeral: its ephemeral key.
-        federation_spec: the federation spec.
+        federation_spec: the federation spec, with the members of the view.
         view: the view.
         groups: the groups that we are a member of.
         send: sends a message of this view to a peer.
         send_evidence: sends evidence to all members.
+        renew: asks for a new view, if possible of these members only.
+        tolerated: the number of dishonest members that is tolerated with a quorum.
 
     Attributes:
         statement_log: the signed statements of the view.
@@ -75,10 +87,18 @@ class ViewChange:
         groups: Mapping[str, Group],
         send: Callable[[PeerId, Message], None],
         send_evidence: Callable[[SignedEvidence], None],
+        renew: Callable[[frozenset[PeerId]], None] = lambda _: None,
+        tolerated: int = 0,
     ) -> None:
+        self._renew = renew
+        self._open_sums: dict[str, OpenSums] = {}
+        self._completions: dict[str, dict[PeerId, InterruptedSum]] = {}
+        self._handed_out: set[str] = set()
+        self._repeating: set[str] = set()
         self._me, self._federation_spec, self._groups = me, federation_spec, groups
         self._send = send
         self._others = [peer for peer in federation_spec.members if peer != me]
+        self._tolerated = tolerated
         pair_keys = {
             peer: derive_pair_keys(me, identity, ephemeral, peer, federation_spec, view) for peer in self._others
         }
@@ -124,6 +144,8 @@ class ViewChange:
         Raises:
             RemoteProtocolError: it violates a rule.
         """
+        if sender not in self._others:
+            raise RemoteProtocolError(sender, "is not a member of this view")
         match message:
             case JournalPosition():
                 self.reports.receive(sender, message)
@@ -136,6 +158,8 @@ class ViewChange:
                 self._transfer(sender, message)
             case JournalChunk():
                 self._receive_chunk(sender, message)
+            case CompleteSum():
+                self._receive_completion(sender, message)
 
     def report_progress(self) -> None:
         """Report again if a member is behind us and our positions have changed since the last report."""
@@ -156,6 +180,11 @@ class ViewChange:
             return "all reports", frozenset(self._federation_spec.members) - self.reports.gathered.keys()
         if self._objections.get(group.name):
             return "agreement on the history", frozenset(self._objections[group.name])
+        if (opened := self._open_sums.get(group.name)) is not None and not group.up_to_date:
+            if opened.only:
+                return "its part in a sum that may have been opened", opened.only - {self._me}
+            if opened.attempt is not None:
+                return "the completion of the last sum", frozenset(group.members) - {self._me}
         if group.journal_transfer is not None:
             return "its journal", frozenset({group.journal_transfer.source})
         positions = self.reports.positions(group.name)
@@ -219,7 +248,7 @@ class ViewChange:
 
     def _catch_up(self, group: Group) -> None:
         """Request the missing entries from a member that has finished more sums than we, if there is one."""
-        if group.name in self._level:
+        if group.name in self._level and group.up_to_date:
             return
         positions = self.reports.positions(group.name)
         self._objections[group.name] = self._unproven_claims(group, positions) or self._forks(group, positions)
@@ -241,9 +270,92 @@ class ViewChange:
             return
         if all(position.length == len(group.journal) for position in positions.values()):
             self._level.add(group.name)
-        if not group.up_to_date:
+        if not group.up_to_date and not self._must_complete(group):
             group.up_to_date = True
             group.run()
+
+    # With a quorum; see `completion.py`.
+
+    def _must_complete(self, group: Group) -> bool:
+        """Complete a sum that may have been opened; return whether it must be completed before the next one is run."""
+        quorum = self._federation_spec.quorum
+        if quorum is None:
+            return False
+        if group.name not in self._open_sums:
+            positions = self.reports.first_positions(group.name)
+            found = find_open_sums(positions, quorum, self._tolerated)
+            self._open_sums[group.name] = found
+            longest = self.reports.max_length[group.name]
+            group.ignored = found.void | {name for name, each in positions.items() if each.length < longest}
+            if self._me in found.void:
+                group.void_reveal()
+        found = self._open_sums[group.name]
+        if found.attempt is not None:
+            self._complete(group, found.attempt, quorum)
+        if found.only:
+            self._repeat(group, found)
+        found = self._open_sums[group.name]
+        return found.attempt is not None or bool(found.only)
+
+    def _repeat(self, group: Group, found: OpenSums) -> None:
+        """Ask for a view of the members that have to repeat a sum, once it is proved that all of them confirmed it.
+
+        A dishonest member could otherwise leave out anybody, by claiming a sum that never was.
+        """
+        own, keys = group.material(), self._federation_spec.keys
+        if own is not None and own.attempt == found.repeated and group.name not in self._handed_out:
+            self._handed_out.add(group.name)
+            content = json.dumps(own.proof.to_json()).encode()
+            for peer in self._others:
+                self._send(peer, CompleteSum(group.name, content))
+        for each in [*([] if own is None else [own]), *self._completions.get(group.name, {}).values()]:
+            if each.attempt != found.repeated or each.index != len(group.journal):
+                continue
+            if found.only == each.commitments.keys() and each.is_proved(group.name, keys):
+                started = [position.attendance for position in self.reports.first_positions(group.name).values()]
+                later = sum(one is not None and one.started > each.epoch for one in started)
+                if later > self._tolerated:  # those present have gone on without it
+                    self._open_sums[group.name] = OpenSums(found.void)
+                elif group.name not in self._repeating:
+                    self._repeating.add(group.name)
+                    self._renew(found.only)
+                return
+
+    def _complete(self, group: Group, attempt: bytes, quorum: int) -> None:
+        """Hand out what we have of an attempt, once it is proved that all confirmed it; open it if that suffices."""
+        own = group.material()
+        if own is None or own.attempt != attempt:
+            return
+        keys = self._federation_spec.keys
+        for sender, theirs in self._completions.get(group.name, {}).items():
+            if theirs.attempt == attempt:
+                if not own.is_proved(group.name, keys) and theirs.is_proved(group.name, keys):
+                    own.signatures = dict(theirs.signatures)
+                own.add(sender, theirs)
+        if not own.is_proved(group.name, keys):
+            return
+        if group.name not in self._handed_out:
+            self._handed_out.add(group.name)
+            group.record_completion(own)
+            content = json.dumps(own.to_json(only=self._me)).encode()
+            for peer in self._others:
+                if peer in own.commitments:
+                    self._send(peer, CompleteSum(group.name, content))
+        if own.masked is not None and own.recover_keys(quorum):
+            group.complete(own)
+            self._renew(frozenset())
+
+    def _receive_completion(self, sender: PeerId, message: CompleteSum) -> None:
+        group = self._groups.get(message.group)
+        if group is None or sender not in group.members or self._federation_spec.quorum is None:
+            raise RemoteProtocolError(sender, f"sent its part in a sum of {message.group!r}, and should not")
+        try:
+            theirs = InterruptedSum.from_bytes(message.content)
+        except ValueError as error:
+            raise RemoteProtocolError(sender, f"sent a malformed CompleteSum: {error}") from None
+        self._completions.setdefault(group.name, {})[sender] = theirs
+        if self.reports.agreed:
+            self._catch_up(group)
 
     def _request_entries(self, group: Group, positions: Mapping[PeerId, GroupPosition], longest: int) -> None:
         """Request the missing entries from one of the members that are ahead of us."""
@@ -293,6 +405,11 @@ class ViewChange:
         journal = group.journal
         if request.since > len(journal):
             raise RemoteProtocolError(sender, f"requested sums after {request.since}, but there are {len(journal)}")
+        if (
+            self._federation_spec.quorum is not None
+            and len(journal) != self.reports.latest[self._me].groups[group.name].length
+        ):
+            return  # we have completed a sum since we reported: the member catches up in the next view
         version = (request.states, len(journal), *(state.steps for _, state in sorted(journal.states.items())))
         transferred = self._transferred.setdefault((sender, request.group), set())
         if version in transferred or len(transferred) >= MAX_TRANSFERS:  # no member needs the same one twice in a view
@@ -340,6 +457,8 @@ class ViewChange:
     def _find_objections(self, group: Group, transfer: JournalTransfer, own: GroupPosition) -> dict[PeerId, str]:
         positions, claimed = self.reports.positions(group.name), transfer.claimed
         index, attempt, signers = claimed.length - 1, transfer.attempt, transfer.signers
+        if self._federation_spec.quorum is not None and epoch_of(transfer.period) == self._federation_spec.epoch:
+            return self._find_objections_in_period(group, transfer, own)
         objections = find_objections(index, attempt, claimed.head, own, positions, signers)
         if self._me in transfer.members and own.length == index and own.pending_reveal not in (None, attempt):
             objections[transfer.source] = "finished the last sum by another attempt than this member's"
@@ -350,6 +469,16 @@ class ViewChange:
                 for peer, position in positions.items()
                 if peer not in signers and (position.length, position.head) != (claimed.length, claimed.head)
             }
+        return objections
+
+    def _find_objections_in_period(
+        self, group: Group, transfer: JournalTransfer, own: GroupPosition
+    ) -> dict[PeerId, str]:
+        positions, claimed, period = self.reports.positions(group.name), transfer.claimed, transfer.period
+        index, started = claimed.length - 1, group.journal.started
+        objections = find_objections_in_period(index, transfer.attempt, claimed.head, period, own, positions)
+        if own.length == index and started > period:
+            objections[transfer.source] = "finished the last sum in an earlier view than this member has gone on in"
         return objections
 
 

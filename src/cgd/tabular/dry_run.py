@@ -175,9 +175,8 @@ def _describe_cost(settings: TabularSettings, members: int, rows: int) -> Iterat
         return
     privacy, everyone = settings.privacy_settings(), members * rows
     training_records = max(1.0, (1 - settings.data.validation) * everyone)
-    setting = PrivateSetting(
-        training_records, len(settings.own_columns), members, privacy.epsilon, privacy.delta, privacy.colluders
-    )
+    chosen = privacy.epsilon, privacy.delta, privacy.colluders, privacy.quorum
+    setting = PrivateSetting(training_records, len(settings.own_columns), members, *chosen)
     yield "if every participant has as many records as we have:"
     for line in describe_expectation(Question(everyone, setting, (measured_kind(settings),))):
         yield f"  {line}" if line else line

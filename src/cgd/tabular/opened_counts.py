@@ -40,6 +40,11 @@ def is_included(peers: Peers) -> bool:
     return peers.recovery.took_part()
 
 
+def was_included(peers: Peers) -> bool:
+    """Return whether our part is in the latest sum: not if the other members finished it while we were absent."""
+    return peers.recovery.took_part_in_last()
+
+
 def check_counts(
     peers: Peers, what: str, totals: Iterable[int], own: Sequence[int] | None, limit: int | None = None
 ) -> None:

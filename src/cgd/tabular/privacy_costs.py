@@ -132,6 +132,7 @@ class PrivateSetting:
         epsilon: ε.
         delta: δ.
         colluders: t.
+        quorum: q, the least number of members of a sum; None for m.
     """
 
     records: float
@@ -140,13 +141,14 @@ class PrivateSetting:
     epsilon: float
     delta: float
     colluders: int = 1
+    quorum: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.records < math.inf:
             raise InputError(f"records is {self.records:g}; it is the number of all participants' records, at least 1")
         if self.columns < 1:
             raise InputError(f"columns is {self.columns}; it is the number of columns to predict from, at least 1")
-        settings = PrivacySettings(self.epsilon, self.delta, 1, colluders=self.colluders)
+        settings = PrivacySettings(self.epsilon, self.delta, 1, colluders=self.colluders, quorum=self.quorum)
         settings.check_members(self.members)
         settings.check_records(round(self.records))
 
@@ -176,8 +178,17 @@ class PrivateSetting:
 
     @property
     def _share(self) -> float:
-        """The necessary part of the noise: the rest replaces that of colluders."""
-        return math.sqrt((self.members - self.colluders) / self.members)
+        """The necessary part of the noise if all are present: the rest replaces that of colluders and absent members.
+
+        Examples:
+            >>> for quorum in (None, 4, 3):
+            ...     print(round(PrivateSetting(20_000, 16, 5, 1.0, 1e-5, quorum=quorum)._share, 3))
+            0.894
+            0.775
+            0.632
+        """
+        quorum = self.members if self.quorum is None else self.quorum
+        return math.sqrt((quorum - self.colluders) / self.members)
 
 
 @cache

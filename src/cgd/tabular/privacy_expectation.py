@@ -54,13 +54,14 @@ def read_question(path: Path | None, records: int, given: Mapping[str, Any], mod
     Args:
         path: a federation file or a schema.
         records: the number of all participants' records.
-        given: columns, members, epsilon, delta and colluders, as far as they are given.
+        given: columns, members, epsilon, delta, colluders and quorum, as far as they are given.
         model: the kind of model; by default that of the file, or all that were measured.
 
     Raises:
         InputError: a value is invalid or missing, or there are no measurements of such a training.
     """
     values: dict[str, Any] = {"columns": None, "members": None, "epsilon": None, "delta": None, "colluders": 1}
+    values["quorum"] = None
     validation, models = VALIDATION, get_args(ModelKind)
     if model is not None and model not in models:
         raise InputError(f"model is {model!r}; choose one of {', '.join(models)}")
@@ -72,7 +73,7 @@ def read_question(path: Path | None, records: int, given: Mapping[str, Any], mod
                 f"{path}: there are no measurements of such a training, because it has {', '.join(unlike)}. Without "
                 "the file, with --columns, --members and --epsilon, you get the figures of the default settings"
             )
-        values |= {"columns": len(settings.data.columns), "members": members}
+        values |= {"columns": len(settings.data.columns), "members": members, "quorum": settings.quorum}
         if settings.privacy is not None:
             privacy = settings.privacy
             values |= {"epsilon": privacy.epsilon, "delta": privacy.delta, "colluders": privacy.colluders}
@@ -128,7 +129,8 @@ def expected_cost(settings: TabularSettings, members: int, records: int) -> dict
         return {"unknown": f"this training has {', '.join(unlike)}"}
     privacy = settings.privacy_settings()
     columns = len(settings.own_columns)
-    setting = PrivateSetting(records, columns, members, privacy.epsilon, privacy.delta, privacy.colluders)
+    chosen = privacy.epsilon, privacy.delta, privacy.colluders, privacy.quorum
+    setting = PrivateSetting(records, columns, members, *chosen)
     losses = {metric: measured_losses(setting, measured_kind(settings), metric) for metric in ("accuracy", "auc")}
     if not losses["accuracy"]:
         return {"unknown": _outside(setting, measured_kind(settings))}
@@ -140,6 +142,8 @@ def describe_expectation(question: Question) -> Iterator[str]:
     """Yield lines that answer a question."""
     setting = question.setting
     colluders = "no colluders" if not setting.colluders else f"up to {setting.colluders} colluding"
+    if setting.quorum is not None:
+        colluders += f", a quorum of {setting.quorum}"
     yield (
         f"{question.records:,} records ({round(setting.records):,} of them to train on), {setting.columns} columns, "
         f"{setting.members} participants ({colluders}), epsilon = {setting.epsilon:g}, delta = {setting.delta:g}"

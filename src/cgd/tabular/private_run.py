@@ -110,6 +110,7 @@ def privacy_summary(settings: TabularSettings, trained: TrainingResult, members:
         "clip": privacy.clip,
         "colluders": privacy.colluders,
         "members": members,
+        **({} if privacy.quorum is None else {"quorum": privacy.quorum}),
         "unit": settings.unit,
         "spent": [
             {

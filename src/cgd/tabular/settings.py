@@ -32,6 +32,7 @@ class TabularSettings:
         columns: number of grid columns; 1 if every participant holds all columns of the table.
         privacy: differential privacy, if wanted.
         device: where our models are trained, which is our own choice.
+        quorum: the least number of members of a sum, if members may be absent.
 
     Raises:
         InputError: the device is not the CPU, with differential privacy.
@@ -44,6 +45,7 @@ class TabularSettings:
     columns: int = 1
     privacy: PrivacySection | None = None
     device: torch.device = CPU
+    quorum: int | None = None
 
     def __post_init__(self) -> None:
         if self.privacy is not None and self.device != CPU:
@@ -66,7 +68,8 @@ class TabularSettings:
             )
         grid, cell = federation.grid, federation.participant(participant).cell
         if grid is None or cell is None or grid.columns == 1:
-            return cls(federation.data, federation.model, federation.training, privacy=federation.privacy)
+            privacy, quorum = federation.privacy, federation.quorum
+            return cls(federation.data, federation.model, federation.training, privacy=privacy, quorum=quorum)
         minimum = federation.training.minimum
         if grid.columns < minimum:
             reason = "hides nothing" if minimum == MIN_MEMBERS else "is excluded by minimum in [training]"
@@ -106,4 +109,4 @@ class TabularSettings:
         """
         if self.privacy is None:
             raise InputError("the federation file has no [privacy]; add it")
-        return self.privacy.settings(self.training.steps, self.looks)
+        return self.privacy.settings(self.training.steps, self.looks, self.quorum)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from cgd.dp.settings import PrivacySettings
     from cgd.federation.config import Training
     from cgd.optim.optimizer import ConfinedOptimizer
     from cgd.peers import Peers
@@ -155,7 +156,7 @@ class TraceWriter:
             "delta": delta,
             "samples": len(training),
             "preparation": preprocessing.to_dict(),
-            **({} if settings.privacy is None else {"privacy": asdict(settings.privacy_settings())}),
+            **({} if settings.privacy is None else {"privacy": _stored(settings.privacy_settings())}),
         }
         self._parameters = len(origin)
         content = json.loads(json.dumps(content))  # as it is when read from the file
@@ -308,6 +309,11 @@ def read_frames(path: Path) -> Iterator[tuple[PeerId, bytes]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "a sender's name is not UTF-8"
         raise InputError(f"{path} cannot be read ({reason}); restore it from your copy, or record again") from None
+
+
+def _stored(privacy: PrivacySettings) -> dict[str, Any]:
+    """Return the settings without a quorum that there is not, as before there was any."""
+    return {name: value for name, value in asdict(privacy).items() if (name, value) != ("quorum", None)}
 
 
 def bytes_per_parameter(training: Training, members: int) -> float:

@@ -142,8 +142,9 @@ def train(
     if settings.privacy is not None:
         ledger = ledger or PrivacyLedger(settings.privacy_settings())
         ledger.begin(peers, split=split_name(settings.data, settings.unit, records, peers.seed))
-    records, held_out = _split_validation(peers, settings, records)
-    preprocessing, statistics_digest = _fit(peers, settings, records, held_out, ledger)
+    with peers.all_members():  # counts, means and deviations of other members would not fit together
+        records, held_out = _split_validation(peers, settings, records)
+        preprocessing, statistics_digest = _fit(peers, settings, records, held_out, ledger)
     fitted(preprocessing)
     counted = records if ledger is not None else fold_rare_values(records, settings.data, settings.own_columns)
     # With noise, the statistics are about the training records.

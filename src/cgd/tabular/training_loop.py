@@ -23,7 +23,7 @@ from cgd.optim.recovery import BestCheckpoint
 from cgd.optim.sgd import ConfinedSGD
 from cgd.optim.vertical import first_layer_names
 from cgd.reporting.run_file import EvalRecord
-from cgd.tabular.opened_counts import check_counts, is_included
+from cgd.tabular.opened_counts import check_counts, was_included
 from cgd.tabular.wide_sums import wide_sum
 
 if TYPE_CHECKING:
@@ -167,11 +167,10 @@ class TrainingLoop:
         """Take all steps, or stop early; the arguments are as for `cgd.tabular.training.train`."""
         config = self.settings.training
         schedule = InverseSquareLR(self.optimizer, config.mu, config.steps) if config.mu else None
-        steps_taken = self.optimizer.steps_taken()
         replaying = True
         for self.step in range(1, config.steps + 1):
             self.peers.set_step(self.step - 1)
-            new = self.step > steps_taken
+            new = self.step > self.optimizer.steps_taken()  # with a quorum, others may have gone on without us
             loss = self._take_step() if new else self.optimizer.step()
             if self.step == 1:
                 self._save_network()
@@ -333,9 +332,8 @@ class TrainingLoop:
     def _open_loss(self, losses: torch.Tensor) -> float | None:
         """Return the mean validation loss of all members' records, given those of ours; None if there are none."""
         own, count = losses.sum().item(), len(self.validation)
-        included = is_included(self.peers)
         total, records = wide_sum(self.peers, np.array([own, count]), "validation loss").tolist()
-        check_counts(self.peers, "validation records", [int(records)], [count] if included else None)
+        check_counts(self.peers, "validation records", [int(records)], [count] if was_included(self.peers) else None)
         return float(total / records) if records else None
 
     def _should_stop(self, evaluation: EvalRecord) -> bool:

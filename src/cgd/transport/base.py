@@ -31,11 +31,13 @@ class PeerStatus:
         connected: True if frames can be sent to it at the moment.
         latency: the measured round-trip time in seconds, or None.
         problem: the reason if it is not connected, or if nothing is received from it.
+        silent: the seconds since its process last answered; infinite if it never did. None if that is not measured.
     """
 
     connected: bool
     latency: float | None = None
     problem: str = ""
+    silent: float | None = None
 
 
 class Transport(Protocol):

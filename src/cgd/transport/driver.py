@@ -74,6 +74,10 @@ class Driver(Protocol):
     def epoch(self) -> int:
         """The current epoch of the membership; 0 if the members never change."""
 
+    @property
+    def quorum(self) -> int | None:
+        """The least number of members of a sum, if members may be absent; None if every sum has all."""
+
     def exclusive(self) -> AbstractContextManager[None]:
         """Return a context manager that admits one sum at a time."""
 
@@ -130,6 +134,18 @@ class Recovery(Protocol):
     def load(self, slot: int) -> OptimizerState | None:
         """Return an optimiser's state as the members have it; wait until that is known."""
 
+    def is_overtaken(self, slot: int, steps: int) -> bool:
+        """Return whether the other members have gone on without this one, beyond this number of steps."""
+
+    def size_in(self, epoch: int) -> int:
+        """Return the number of members in an epoch, with those that are absent; 0 if it is not known."""
+
+    def require_all(self, *, required: bool) -> None:
+        """Let the program's next sums wait for all members, although there is a quorum; or no longer."""
+
+    def took_part_in_last(self) -> bool:
+        """Return whether this member's addend is in the program's latest sum."""
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps: their result is part of its state."""
 
@@ -161,6 +177,21 @@ class NoRecovery:
     def load(self, slot: int) -> OptimizerState | None:  # noqa: ARG002
         """Return None."""
         return None
+
+    def is_overtaken(self, slot: int, steps: int) -> bool:  # noqa: ARG002
+        """Return False."""
+        return False
+
+    def size_in(self, epoch: int) -> int:  # noqa: ARG002
+        """Return 0."""
+        return 0
+
+    def require_all(self, *, required: bool) -> None:
+        """Do nothing."""
+
+    def took_part_in_last(self) -> bool:
+        """Return True."""
+        return True
 
     def skip(self, slot: int, steps: int) -> None:
         """Do nothing."""
@@ -221,6 +252,11 @@ class SessionDriver:
     def epoch(self) -> int:
         """0: the members of a session do not change."""
         return 0
+
+    @property
+    def quorum(self) -> None:
+        """None: every sum of a session has all members."""
+        return None
 
     def next_round(self) -> tuple[int, int]:
         """Return the epoch of the next sum, 0, and its number of addends."""

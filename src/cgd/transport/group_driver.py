@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cgd.errors import LocalProtocolError
+from cgd.secagg.attendance import epoch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +60,11 @@ class GroupDriver:
         """The current epoch of the membership."""
         with self._runtime.locked() as membership:
             return membership.group(self._group).epoch
+
+    @property
+    def quorum(self) -> int | None:
+        """The least number of members of a sum in the current epoch; None if every sum has all."""
+        return self._runtime.membership.federation_spec.quorum
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -146,6 +152,36 @@ class GroupRecovery:
         with self._runtime.locked() as membership:
             self._runtime.wait(self._group, lambda: membership.group(self._group).up_to_date)
             return membership.group(self._group).journal.states.get(slot)
+
+    def is_overtaken(self, slot: int, steps: int) -> bool:
+        """Return whether the other members have gone on without this one, beyond this number of steps."""
+        with self._runtime.locked() as membership:
+            group = membership.group(self._group)
+            state = group.journal.states.get(slot)
+            return group.quorum is not None and state is not None and state.steps > steps
+
+    def size_in(self, epoch: int) -> int:
+        """Return the number of the group's members in an epoch, with those that are absent; 0 if it is not known.
+
+        The first sum of an epoch is made by all of its members.
+        """
+        with self._runtime.locked() as membership:
+            if epoch_of(epoch) == membership.federation_spec.epoch:
+                return len(membership.federation_spec.groups[self._group])
+            entries = membership.group(self._group).journal.entries
+            return max((each.addends for each in entries if epoch_of(each.epoch) == epoch_of(epoch)), default=0)
+
+    def require_all(self, *, required: bool) -> None:
+        """Let the program's next sums wait for all members, although there is a quorum; or no longer."""
+        with self._runtime.locked() as membership:
+            membership.group(self._group).all_required = required
+
+    def took_part_in_last(self) -> bool:
+        """Return whether this member's addend is in the program's latest sum."""
+        with self._runtime.locked() as membership:
+            group = membership.group(self._group)
+            certificate = group.journal.entries[group.next_index - 1].certificate if group.next_index else None
+            return certificate is None or self._runtime.me in certificate.keys
 
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps."""

@@ -201,6 +201,12 @@ class RankDriver:
         """The epoch of the membership."""
         return int(self._state["epoch"])
 
+    @property
+    def quorum(self) -> int | None:
+        """The least number of members of a sum, if members may be absent."""
+        found = self._state["quorum"]
+        return None if found is None else int(found)
+
     def exclusive(self) -> AbstractContextManager[None]:
         """Admit one sum at a time."""
         if self._driver is not None:
@@ -314,6 +320,25 @@ class RankRecovery:
         found, content = self._driver.lead(f"load {slot}", load)
         return None if found is None else OptimizerState(int(found[0]), bytes(content), bool(found[1]))
 
+    def is_overtaken(self, slot: int, steps: int) -> bool:
+        """Return whether the other members have gone on without this one, beyond this number of steps."""
+        if self._driver.quorum is None:
+            return False
+        return bool(self._ask(f"is_overtaken {slot} {steps}", lambda recovery: recovery.is_overtaken(slot, steps)))
+
+    def size_in(self, epoch: int) -> int:
+        """Return the number of members in an epoch, with those that are absent; 0 if it is not known."""
+        return int(self._ask(f"size_in {epoch}", lambda recovery: recovery.size_in(epoch)))
+
+    def require_all(self, *, required: bool) -> None:
+        """Let the program's next sums wait for all members, although there is a quorum; or no longer."""
+        if self._recovery is not None:
+            self._recovery.require_all(required=required)
+
+    def took_part_in_last(self) -> bool:
+        """Return whether this member's addend is in the program's latest sum."""
+        return bool(self._ask("took_part_in_last", lambda recovery: recovery.took_part_in_last()))
+
     def skip(self, slot: int, steps: int) -> None:
         """Skip the sums of an optimiser's first `steps` steps."""
         if self._recovery is not None:
@@ -345,6 +370,7 @@ def describe_driver(driver: Any) -> dict[str, Any]:
         "session_id": driver.session_id.hex(),
         "number": driver.number,
         "epoch": driver.epoch,
+        "quorum": driver.quorum,
     }
 
 

@@ -93,8 +93,9 @@ class Route(ABC):
             one_way_since = max(self.outbound.established_at, self.inbound.last_received)
             settling = now - one_way_since < SETTLE_SECONDS
             problem = "" if self.inbound.is_alive(now) else self.inbound_problem(settling)
-            return PeerStatus(True, self.outbound.latency, problem)
-        return PeerStatus(False, self.outbound.latency, self.outbound.rejection or self.outbound_problem(now))
+            return PeerStatus(True, self.outbound.latency, problem, now - self.outbound.last_received)
+        problem = self.outbound.rejection or self.outbound_problem(now)
+        return PeerStatus(False, self.outbound.latency, problem, now - self.outbound.last_received)
 
     def on_data(self, datagram: Datagram, reply_to: bytes) -> Buffer | None:
         """Process and answer a datagram of the peer's outbound link; return the frame if it carries the next one."""

@@ -26,6 +26,7 @@ from cgd.errors import (
 from cgd.secagg.messages import HUB
 from cgd.transport.auth import RejectionLog
 from cgd.transport.driver import FLUSH_SECONDS, MIN_PAUSE_WHEN_FULL_SECONDS, Traffic
+from cgd.transport.silence import SilenceClock
 from cgd.transport.state_log import PeerReport, StateHistory, StateLog
 from cgd.transport.waiting import Wait, timeout_error
 from cgd.transport.waiting_times import WaitingClock
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from cgd.secagg.group import Group
     from cgd.secagg.membership import Membership
     from cgd.secagg.messages import Buffer, PeerId
-    from cgd.transport.base import ReconnectingTransport
+    from cgd.transport.base import PeerStatus, ReconnectingTransport
 
 log = logging.getLogger("cgd.transport")
 
@@ -72,6 +73,7 @@ class FederationRuntime:
         linger: seconds to stay at most for members that still run after this program has finished; None for no limit.
         store: stores the journals, so that members that are killed at the same time lose nothing.
         on_close: called when everything is closed.
+        patience: seconds of silence after which the others go on without a peer, if there is a quorum.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class FederationRuntime:
         linger: float | None = 0.0,
         store: JournalStore | None = None,
         on_close: Callable[[], None] = lambda: None,
+        patience: float = inf,
     ) -> None:
         if timeout is not None and not timeout > 0:  # also NaN
             raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait without limit")
@@ -92,6 +95,8 @@ class FederationRuntime:
         self._saved: dict[str, tuple[int, float]] = {}  # the length and time of the last `store.save`, by group
         self._persisted = {name: len(membership.group(name).journal) for name in membership.groups}
         membership.on_pending_reveal = self._persist_pending_reveal
+        membership.on_present = self._log_present
+        self._silence = SilenceClock(patience)
         self._changed = threading.Condition(threading.RLock())
         self._unsent: dict[PeerId, bytes] = {}
         self._last_received = time.monotonic()
@@ -105,10 +110,11 @@ class FederationRuntime:
         self._thread = threading.Thread(target=self._run, name=f"cgd-runtime-{membership.me}", daemon=True)
         self._thread.start()
 
-    def update(self, federation_spec: FederationSpec, contacts: Mapping[PeerId, Any]) -> None:
+    def update(self, federation_spec: FederationSpec, contacts: Mapping[PeerId, Any], patience: float = inf) -> None:
         """Switch to another epoch of the federation, with these members and addresses."""
         self.transport.update(contacts)
         with self._changed:
+            self._silence.patience = patience
             self.membership.adopt(federation_spec)
             self._changed.notify_all()
         self.transport.wakeup()
@@ -304,6 +310,7 @@ class FederationRuntime:
                     last_check = time.monotonic()
                     # When our program is done, members end one after the other, and nobody is missed.
                     reports = self.report()
+                    self._note_silence()
                     self.waiting.absent = frozenset(each.name for each in reports if each.absent)
                     self._states.add(each for each in reports if not (self._done and each.state == "missing"))
                     self._save_journals()
@@ -315,6 +322,25 @@ class FederationRuntime:
             self._failure = error
         with self._changed:
             self._changed.notify_all()
+
+    def _note_silence(self) -> None:
+        """Let the members that are present go on without those that have been silent for too long."""
+        links = self.transport.status()
+        with self._changed:
+            silent = {peer: _silent_seconds(links.get(peer)) for peer in self.membership.others}
+            self.membership.set_absent(self._silence.update(silent))
+            self._changed.notify_all()
+
+    def _log_present(self, before: frozenset[PeerId]) -> None:
+        """Log who is absent from now on, and who is back."""
+        present, members = self.membership.present, self.membership.federation_spec.members
+        count = f"{len(present)} of {len(members)} members"
+        gone = [f"{peer} (silent for {self._silence.seconds(peer):.0f} s)" for peer in sorted(before - present)]
+        extra = {"event": "present", "present": sorted(present)}
+        if gone:
+            log.warning("continuing without %s; %s", ", ".join(gone), count, extra=extra)
+        if back := sorted(present - before):
+            log.info("%s %s back; %s", ", ".join(back), "is" if len(back) == 1 else "are", count, extra=extra)
 
     def _receive(self, seconds: float) -> tuple[PeerId, Buffer] | None:
         try:
@@ -398,3 +424,10 @@ class FederationRuntime:
                 self._persisted[name] = len(snapshot)
             saved = self._store.save(name, len(snapshot), snapshot.to_bytes())  # serialised without the lock
             self._saved[name] = len(snapshot) if saved else -1, time.monotonic()  # after a failure it is tried again
+
+
+def _silent_seconds(status: PeerStatus | None) -> float:
+    """Return for how long a peer has been silent; if that is not measured, for ever if it is not connected."""
+    if status is None or (status.silent is None and not status.connected):
+        return inf
+    return status.silent or 0.0

@@ -4,9 +4,13 @@ If the same step were summed before and after a participant dropped out, the dif
 gradient, exactly. The product never does that: a sum is opened once (see `cgd.secagg.membership`). But the members go
 on with the next step. Training is smooth, so the coalition extrapolates the sums before the dropout to that step, and
 the difference to the actual sum is the missing gradient, up to the error of the extrapolation. Minibatches make this
-error large in a single step (averaging over many steps would reduce it). With differential privacy, the mean of several
-sums may predict the next one better than an extrapolation. If several participants leave at once, only the sum of their
-gradients comes out.
+error large in a single step. With differential privacy, the mean of several sums may predict the next one better than
+an extrapolation. If several participants leave at once, only the sum of their gradients comes out.
+
+With a quorum, participants come back, and may be absent again (`difference_of_absences`). Then every sum is a linear
+equation about the gradients of those present: a least-squares fit gives the gradient of each participant that is
+present in some of them and absent in others, and averages over batches. Whoever can cut connections chooses the
+equations.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from cgd.audit.embedded import participants, samples, split
 from cgd.audit.results import AttackResult
 from cgd.audit.scenario import Scenario
 from cgd.audit.schemes import observe
-from cgd.audit.view import EPSILONS, sample_gradients
+from cgd.audit.view import EPSILONS, TINY, sample_gradients
 from cgd.errors import InputError
 from cgd.secagg.reduction import MIN_MEMBERS
 
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 MAX_RELATIVE_ERROR = 0.5
 MAX_ORDERS = 4
 LEAVER = "honest-1"
+FULL_ROUNDS = 10
 
 
 def find_dropout(view: View) -> tuple[int, tuple[str, ...]]:
@@ -113,6 +118,96 @@ def difference(view: View, truth: Truth, setting: str = "") -> AttackResult:
         setting,
         f"{missing}; {together}",
     )
+
+
+def difference_of_absences(view: View, truth: Truth, name: str, setting: str = "") -> AttackResult:
+    """Measure the relative error of the gradient of a participant that was absent from some rounds and came back.
+
+    Chance is 1, the error of guessing zero. The attack succeeds with at most half of that.
+
+    Raises:
+        InputError: no rounds tell its gradient from those of the others.
+    """
+    number, guess = absent_gradient(view, name)
+    value = relative_error(view, truth, name, number, guess)
+    rounds = sum(name not in each.members for each in view.rounds)
+    return AttackResult(
+        "gradient of a participant that is absent for some rounds",
+        view.scheme,
+        "relative error",
+        value,
+        1.0,
+        value <= MAX_RELATIVE_ERROR,
+        setting,
+        f"{name} is missing from {rounds} of {len(view.rounds)} rounds; it has {len(truth.y[name])} records",
+    )
+
+
+def relative_error(view: View, truth: Truth, name: str, number: int, guess: torch.Tensor) -> float:
+    """Return the relative error of a guess of a participant's mean gradient over all its samples, in a round."""
+    real = _real_gradient(view, truth, [name], number)
+    return float((guess - real).norm() / real.norm())
+
+
+def absent_gradient(view: View, name: str) -> tuple[int, torch.Tensor]:
+    """Return a round, and the gradient of a participant there, from rounds with and without it; flat.
+
+    The gradients of the participants are modelled as polynomials in the number of the round, in the latest rounds. The
+    number of these and the degrees are those with the smallest estimated error. The guess is shrunk by that error.
+
+    Raises:
+        InputError: no rounds tell its gradient from those of the others.
+    """
+    count = len(view.rounds)
+    lengths = sorted({count, *(1 << power for power in range(3, count.bit_length()) if 1 << power < count)})
+    fits = [
+        fit
+        for length in lengths
+        for degree in range(MAX_ORDERS)
+        for own_degree in range(degree + 1)
+        if (fit := _fit(view, name, length, degree, own_degree)) is not None
+    ]
+    if not fits:
+        raise InputError(
+            f"the rounds do not tell the gradient of {name} from those of the others; this attack needs rounds with "
+            "and without it, and two more than unknowns"
+        )
+    variance, number, found = min(fits, key=lambda each: each[0])
+    samples = view.samples_of(name)
+    return number, found / samples * max(0.0, 1 - variance / max(float(found.norm()) ** 2, TINY))
+
+
+def _fit(view: View, name: str, length: int, degree: int, own_degree: int) -> tuple[float, int, torch.Tensor] | None:
+    """Return the estimated squared error of a fit to the latest rounds, the round, and the sum of the gradients there.
+
+    Returns None if these rounds do not determine the unknowns.
+    """
+    numbers = range(len(view.rounds) - length, len(view.rounds))
+    absent = [number for number in numbers if name not in view.rounds[number].members]
+    members = [set(view.rounds[number].members) for number in numbers]
+    varying = [each for each in view.honest if 0 < sum(each in present for present in members) < length]
+    if name not in varying:
+        return None
+    time = torch.linspace(-1, 1, length, dtype=torch.float64)
+    columns: list[tuple[str, int, torch.Tensor]] = []
+    if len(varying) < len(view.honest):  # the participants that are always present, together
+        columns += [("", power, time**power) for power in range(degree + 1)]
+    for each in varying:
+        present = torch.tensor([float(each in there) for there in members], dtype=torch.float64)
+        columns += [(each, power, present * time**power) for power in range(own_degree + 1)]
+    design = torch.stack([column for *_, column in columns], dim=1)
+    free = length - design.shape[1]
+    if free < 2 or int(torch.linalg.matrix_rank(design)) < design.shape[1]:
+        return None
+    sums = torch.stack([view.samples_in(number) * view.honest_sum(number).double() for number in numbers])
+    inverse = torch.linalg.inv(design.T @ design)
+    fitted = inverse @ (design.T @ sums)
+    residual = float((sums - design @ fitted).square().sum()) / free
+    noise = (view.samples_in(0) * view.noise) ** 2 * sums.shape[1]
+    number = min(absent, key=lambda each: abs(2 * (each - numbers[0]) - (length - 1)))  # in the middle
+    here = time[number - numbers[0]]
+    wanted = torch.tensor([float(here**power) if of == name else 0.0 for of, power, _ in columns], dtype=torch.float64)
+    return max(residual, noise) * float(wanted @ inverse @ wanted), number, wanted @ fitted
 
 
 def on_view(view: View, truth: Truth, _: Sample) -> list[AttackResult]:
@@ -199,6 +294,28 @@ def scenario(*, lr: float = 0.1, leaves: int = 10, batch: int | None = None, see
 
     gone = {leaves: (LEAVER,)}
     return Scenario(data, build, coalition, rounds=leaves + 1, lr=lr, seed=seed, batches=batches, dropouts=gone)
+
+
+def absence_scenario(
+    absences: int, *, in_turn: bool = False, batch: int | None = None, lr: float = 0.1, seed: int = 0
+) -> Scenario:
+    """Return the same participants with a quorum: after ten rounds, honest ones are absent and come back.
+
+    Args:
+        absences: how many times each of them is absent, for one round.
+        in_turn: all three honest participants are absent one after the other, as if somebody cut their connections;
+            otherwise the first one, in every other round.
+        batch: as for `scenario`, and so the others.
+        lr: the learning rate.
+        seed: the seed.
+    """
+    alone = scenario(lr=lr, batch=batch, seed=seed)
+    honest = [name for name in alone.data if name not in alone.coalition] if in_turn else [LEAVER]
+    pause = 1 if in_turn else 2
+    absent = {FULL_ROUNDS + pause * place: honest[place % len(honest)] for place in range(absences * len(honest))}
+    back = {number + 1: (name,) for number, name in absent.items()}
+    rounds = FULL_ROUNDS + pause * len(absent)
+    return replace(alone, rounds=rounds, dropouts={number: (name,) for number, name in absent.items()}, returns=back)
 
 
 def attacks(scheme: Scheme, seed: int = 0) -> list[AttackResult]:
