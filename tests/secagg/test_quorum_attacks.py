@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,12 +11,15 @@ from cgd.secagg.attendance import MAX_LEAP, AttendanceExchange
 from cgd.secagg.codec import MAX_ATTENDANCE, Frame, to_bytes
 from cgd.secagg.membership import NO_VIEW
 from cgd.secagg.messages import Attendance
+from cgd.secagg.positions import Participation
 from support import summing_program
 from support.ideal import ideal_cryptography
-from support.quorum import QuorumSimulation, quorum_spec
+from support.quorum import DirectedQuorum, QuorumSimulation, quorum_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from cgd.secagg.positions import GroupPosition
 
 FIVE = ("a", "b", "c", "d", "e")
 HONEST = ("a", "b", "d", "e")
@@ -67,6 +71,57 @@ def test_huge_number_of_a_member_that_then_vanishes_does_not_stop_the_others(num
         assert entered is not None
         assert entered.own.number < MAX_LEAP
     simulation.check_invariants()
+
+
+def claims(simulation: DirectedQuorum, members: tuple[str, ...]) -> None:
+    """Restart c, which reports from now on that a sum of these members may have been opened at the next place."""
+    simulation.kill("c")
+    place = len(simulation.programs["a"].journal)
+    simulation.start("c")
+    group = simulation.programs["c"].membership.group("everyone")
+    position = group.position
+
+    def claimed(commitment: bytes, *, states: bool) -> GroupPosition:
+        true = position(commitment, states=states)
+        if true.length != place or true.attendance is None:
+            return true
+        period = true.attendance.started + 1
+        lie = Participation(period, revealed_in=period, members=members, material=None, has_total=False)
+        return replace(true, pending_reveal=bytes(31) + b"7", attendance=lie)
+
+    group.position = claimed  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("members", [("a", "b", "c", "d"), ("a", "b", "c"), ("c",)], ids="".join)
+def test_invented_sum_leaves_nobody_out(members: tuple[str, ...]) -> None:
+    """Its members would have to repeat it alone: without e, or with fewer members than the quorum, as c chooses."""
+    simulation = DirectedQuorum(sums=1)
+    simulation.exchange()
+    for program in simulation.programs.values():
+        program.sums = 3
+    simulation.sums = 3
+    claims(simulation, members)
+    simulation.exchange(ticks=6)
+    assert simulation.sizes == {5}
+    simulation.kill("c")
+    simulation.exchange(ticks=6)
+    assert simulation.sizes <= {5, 4}  # without c, not without e
+    assert {len(simulation.programs[me].totals) for me in HONEST} == {3}
+    assert {simulation.programs[me].journal.head for me in HONEST} == {simulation.programs["a"].journal.head}
+    simulation.observations.check()
+
+
+def test_sum_of_fewer_members_than_the_quorum_is_not_proposed() -> None:
+    exchange = AttendanceExchange("a", quorum_spec(5, 4), number=1)
+    exchange.begun = True
+    for peer in "bcde":
+        exchange.receive(peer, Attendance(1, FIVE, PROCESSES, (), begun=True))
+    exchange.restrict(frozenset("abc"))
+    exchange.update(lambda _: PROCESSES)
+    assert "".join(exchange.own.members) == "abcde"
+    exchange.restrict(frozenset("abcd"))
+    exchange.update(lambda _: PROCESSES)
+    assert "".join(exchange.own.members) == "abcd"
 
 
 def test_returning_member_follows_the_others_however_far_they_are() -> None:

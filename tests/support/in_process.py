@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
@@ -199,7 +199,7 @@ class InProcessFederation:
     def __iter__(self) -> Iterator[MemberProcess]:
         return iter(self.processes.values())
 
-    def __enter__(self) -> InProcessFederation:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -177,7 +177,7 @@ class AttendanceExchange:
             return ()
         if len(members) < len(spec.members) and not self._has_begun(members):
             return ()
-        if self.only and self.only <= members:
+        if self.only <= members and len(self.only) >= spec.quorum:
             return tuple(sorted(self.only)) if self._me in self.only else ()
         return tuple(sorted(members))
 

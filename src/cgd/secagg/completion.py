@@ -17,13 +17,14 @@ member has a pending reveal is never summed again by others: this very attempt i
 4. The completed sum has an ordinary certificate: the statements and the keys of all its members.
 
 If the shares do not suffice, or no present member has the masked total, the same members repeat the sum, as without a
-quorum. Until all of them are present, the others wait.
+quorum. Until all of them are present, the others wait. The members that have its record send the statements of all,
+which prove it: otherwise a dishonest member could invent such a sum, and so leave out whom it wants.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,11 @@ class InterruptedSum:
         signed = statement("confirm", slot_of(self.view, group, self.number), sha256(self.attempt).digest())
         return all(keys[name].verify(signed, signature) for name, signature in self.signatures.items())
 
+    @property
+    def proof(self) -> InterruptedSum:
+        """What proves that all its members have confirmed it, without a key or a share."""
+        return replace(self, keys={}, shares={}, masked=None)
+
     def add(self, sender: PeerId, other: InterruptedSum) -> None:
         """Add the keys and shares that another member has of the same attempt; wrong keys are dropped."""
         for name, key in other.keys.items():
@@ -182,11 +188,13 @@ class OpenSums:
         void: the members whose pending reveal is void: those present have gone on without it.
         attempt: the attempt to complete, if there is one.
         only: the members that have to repeat a sum before the next one, because nobody can complete it.
+        repeated: the attempt at that sum. One member may have invented it, so it has to be proved.
     """
 
     void: frozenset[PeerId] = frozenset()
     attempt: bytes | None = None
     only: frozenset[PeerId] = frozenset()
+    repeated: bytes | None = None
 
 
 def find_open_sums(positions: Mapping[PeerId, GroupPosition], quorum: int, tolerated: int) -> OpenSums:
@@ -202,7 +210,11 @@ def find_open_sums(positions: Mapping[PeerId, GroupPosition], quorum: int, toler
         for name, position in marked.items()
         if sum(_part(other).started > _part(position).started for other in positions.values()) > tolerated
     )
-    live = [position for name, position in sorted(marked.items()) if name not in void]
+    live = [
+        position
+        for name, position in sorted(marked.items())
+        if name not in void and len(_part(position).members) >= quorum  # no sum has fewer members
+    ]
     live.sort(key=lambda position: (_part(position).revealed_in, position.pending_reveal), reverse=True)
     for position in live:
         members, attempt = set(_part(position).members), position.pending_reveal
@@ -210,8 +222,10 @@ def find_open_sums(positions: Mapping[PeerId, GroupPosition], quorum: int, toler
         has_total = any(_part(positions[name]).has_total for name in with_material)
         if has_total and (len(with_material) >= quorum or members == with_material):
             return OpenSums(void, attempt)
-    others = [set(_part(position).members) for position in live]
-    return OpenSums(void, only=next((frozenset(each) for each in others if each != positions.keys()), frozenset()))
+    for position in live:
+        if (only := frozenset(_part(position).members)) != positions.keys():
+            return OpenSums(void, only=only, repeated=position.pending_reveal)
+    return OpenSums(void)
 
 
 def _part(position: GroupPosition) -> Participation:

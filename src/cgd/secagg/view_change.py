@@ -94,6 +94,7 @@ class ViewChange:
         self._open_sums: dict[str, OpenSums] = {}
         self._completions: dict[str, dict[PeerId, InterruptedSum]] = {}
         self._handed_out: set[str] = set()
+        self._repeating: set[str] = set()
         self._me, self._federation_spec, self._groups = me, federation_spec, groups
         self._send = send
         self._others = [peer for peer in federation_spec.members if peer != me]
@@ -288,12 +289,37 @@ class ViewChange:
             group.ignored = found.void | {name for name, each in positions.items() if each.length < longest}
             if self._me in found.void:
                 group.void_reveal()
-            if found.only:
-                self._renew(found.only)
         found = self._open_sums[group.name]
         if found.attempt is not None:
             self._complete(group, found.attempt, quorum)
+        if found.only:
+            self._repeat(group, found)
+        found = self._open_sums[group.name]
         return found.attempt is not None or bool(found.only)
+
+    def _repeat(self, group: Group, found: OpenSums) -> None:
+        """Ask for a view of the members that have to repeat a sum, once it is proved that all of them confirmed it.
+
+        A dishonest member could otherwise leave out anybody, by claiming a sum that never was.
+        """
+        own, keys = group.material(), self._federation_spec.keys
+        if own is not None and own.attempt == found.repeated and group.name not in self._handed_out:
+            self._handed_out.add(group.name)
+            content = json.dumps(own.proof.to_json()).encode()
+            for peer in self._others:
+                self._send(peer, CompleteSum(group.name, content))
+        for each in [*([] if own is None else [own]), *self._completions.get(group.name, {}).values()]:
+            if each.attempt != found.repeated or each.index != len(group.journal):
+                continue
+            if found.only == each.commitments.keys() and each.is_proved(group.name, keys):
+                started = [position.attendance for position in self.reports.first_positions(group.name).values()]
+                later = sum(one is not None and one.started > each.epoch for one in started)
+                if later > self._tolerated:  # those present have gone on without it
+                    self._open_sums[group.name] = OpenSums(found.void)
+                elif group.name not in self._repeating:
+                    self._repeating.add(group.name)
+                    self._renew(found.only)
+                return
 
     def _complete(self, group: Group, attempt: bytes, quorum: int) -> None:
         """Hand out what we have of an attempt, once it is proved that all confirmed it; open it if that suffices."""
