@@ -37,8 +37,8 @@ def test_new_file_has_a_quorum_and_the_commands_say_what_it_means(participants: 
     code, said = cgd("new", "federation.toml", *participants, "--quorum", "4", "--patience", "60", *ACCEPT)
     meaning = (
         "Absence: after 60 seconds of silence of a member, at least 4 of 5 go on without it (absence reveals "
-        "gradients); the promises hold against up to 2 members that collude or break the protocol. If each is here 99 % of the "
-        "time, 4 of 5 are 99.90 % of it, and all 95.10 %"
+        "gradients); the promises hold against up to 2 members that collude or break the protocol. If each is here "
+        "99 % of the time, 4 of 5 are 99.90 % of it, and all 95.10 %"
     )
     assert (code, meaning in said) == (0, True)
     assert meaning in cgd("show", "federation.toml")[1]

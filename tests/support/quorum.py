@@ -147,7 +147,7 @@ class QuorumObservations(Observations):
     def check(self) -> None:
         for attempt in self.attempts.values():
             for each in attempt.values():
-                commitment = each.commitment  # type: ignore[attr-defined]
+                commitment = each.commitment
                 holders = self.shares.get(commitment, {}).get(b"", set()) | self.dishonest
                 each.revealed |= commitment in self.keys or len(holders) >= self.quorum
         super().check()
@@ -176,7 +176,8 @@ class QuorumSimulation(Simulation):
             self.programs[me] = QuorumProgram(me, self.federation_spec, sums)
         self.adversaries = {me: QuorumAdversary(me, _identity(me), self.rng) for me in dishonest}
         self.queues: dict[tuple[str, str], deque[bytes]] = {}
-        self.observations = QuorumObservations(quorum, self.dishonest)
+        self.learned = QuorumObservations(quorum, self.dishonest)
+        self.observations = self.learned
         self.finished: dict[int, dict[str, set[bytes]]] = {}
         self.old_journals = {Journal().head: Journal().to_bytes()}
         self.cuts: set[frozenset[str]] = set()
@@ -353,7 +354,7 @@ class QuorumSimulation(Simulation):
             except CGDError:
                 message = None
             if isinstance(message, CompleteSum):
-                self.observations.add_completion(message.content)
+                self.learned.add_completion(message.content)
         self.call(to, lambda: self.programs[to].membership.receive(sender, frame))
         self.advance(to)
 
