@@ -189,11 +189,10 @@ def test_participant_that_only_computes_is_waited_for(quorum_file: Path, tmp_pat
             federation[name].resume()
         federation.wait_until(lambda: held.reached)
         federation.wait_until(lambda: federation["dan"].is_waiting_for("Ready", "cleo"))
-        ticks = [0]
-        runtime = federation["dan"].member.runtime
-        update = runtime._silence.update
-        runtime._silence.update = lambda silent: (ticks.append(0), update(silent))[1]  # type: ignore[method-assign]
-        federation.wait_until(lambda: len(ticks) > 5)  # more than the patience
+        silence = federation["dan"].member.runtime._silence
+        silence.patience = 0.0001  # whoever was silent for any time would be absent now
+        before = silence._last
+        federation.wait_until(lambda: silence._last > before + PATIENCE)
         assert federation.present("dan") == set(NAMES)
         federation.network.release(held)
         federation["cleo"].resume()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cgd.secagg.messages import Message
 
 SCHEDULES = 15
-MANY = 600
+MANY = 100
 
 
 @pytest.fixture(autouse=True)

@@ -84,9 +84,9 @@ class Observations:
                 at = Terms.from_bytes(terms)
                 which = ("step", at.step[1]) if settings.weighted and at.step is not None else ("index", at.index)
                 digest = sha256(secret.data).digest()
-                this.observation = Observation(
-                    this.me, this.members, which, digest, commitment=sha256(this._key).digest()
-                )  # type: ignore[attr-defined]
+                commitment = sha256(this._key).digest()
+                found = Observation(this.me, this.members, which, digest, commitment=commitment)
+                this.observation = found  # type: ignore[attr-defined]
             start(this, settings, secret, terms, *hooks)
 
         def recorded_share(this: SecureSum) -> None:

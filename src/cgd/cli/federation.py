@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cgd.cli.absence import describe_absence, describe_quorum, read_absence
 from cgd.cli.base import FAILED, INTERRUPTED, PEER_MISSING, app
 from cgd.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console, Group
 
-    from cgd.federation.absence_section import Absence
-    from cgd.federation.config import Federation
     from cgd.federation.hub_server import FederationHub
     from cgd.federation.state import StateFolder
     from cgd.optim.grid import Cell
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 federation_app = typer.Typer(help="Create, show, check and change the federation file.", no_args_is_help=True)
 app.add_typer(federation_app, name="federation")
 
-EXAMPLE_AVAILABILITY = 0.99
 SHOWN_DIGITS = 16  # of a digest in a table; members compare whole digests
 
 FederationFile = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation file.")]
@@ -147,7 +143,7 @@ def new(
     if text is not None:
         with at(f"{path} is not written: "):
             default = config.FOR_TABLES if parse_schema(text, schema)[2] is None else config.FOR_PRIVATE_TABLES
-    absence = _absence(quorum, patience, accept_absence)
+    absence = read_absence(quorum, patience, accept_absence)
     opening: Opening = "mesh" if site is None or absence is not None else "hub"
     training = replace(
         default,
@@ -158,7 +154,7 @@ def new(
     made = config_edit.create_federation(path, name, participants, training, site, text, absence)
     typer.echo(f"{path} is written; send the same file to every participant")
     if absence is not None:
-        typer.echo(_describe_absence(made))
+        typer.echo(describe_absence(made))
 
 
 @federation_app.command()
@@ -224,7 +220,7 @@ def show(path: FederationFile) -> None:
         privacy = ", ".join(f"{key} {value}" for key, value in chosen.items())
         console.print(Text(f"Privacy: {privacy}"), soft_wrap=True)
     if federation.absence is not None:
-        console.print(Text(_describe_absence(federation)), soft_wrap=True)
+        console.print(Text(describe_absence(federation)), soft_wrap=True)
     console.print(f"Digests: {sections}", soft_wrap=True, highlight=False)
 
 
@@ -281,21 +277,11 @@ def check(
     console.print(head, soft_wrap=True, highlight=False)
     console.print(table)
     if member.federation.absence is not None:
-        _print_quorum(console, member.federation, [each for each in reports.values() if each.state == "here"])
+        here = sum(each.state == "here" for each in reports.values())
+        console.print(Text(describe_quorum(member.federation, 1 + here)), soft_wrap=True)
     _print_waiting_times(console, state_folder(member.federation, name, state))
     if any(report.state != "here" for report in reports.values()):
         raise typer.Exit(PEER_MISSING)
-
-
-def _print_quorum(console: Console, federation: Federation, here: Sequence[PeerReport]) -> None:
-    """Print what the quorum is, and whether it is reached, together with us."""
-    from rich.text import Text
-
-    assert federation.absence is not None  # noqa: S101 - for the type checker
-    console.print(Text(f"Absence: {federation.absence.describe(len(federation.names))}"), soft_wrap=True)
-    present, quorum = 1 + len(here), federation.absence.quorum
-    reached = "the quorum is reached" if present >= quorum else f"{quorum - present} more must answer before any sum"
-    console.print(f"{present} of {len(federation.names)} are here: {reached}", soft_wrap=True, highlight=False)
 
 
 def _print_waiting_times(console: Console, folder: StateFolder) -> None:
@@ -324,35 +310,6 @@ def _cell(text: str) -> Cell:
     except ValueError:
         raise InputError(f"the cell is {text!r}; write a row and a column, such as 2,0") from None
     return Cell(row, column)
-
-
-def _describe_absence(federation: Federation) -> str:
-    from cgd.federation.absence_section import availability
-
-    assert federation.absence is not None  # noqa: S101 - for the type checker
-    members, quorum = len(federation.names), federation.absence.quorum
-    each = EXAMPLE_AVAILABILITY
-    some, everyone = (100 * availability(members, number, each) for number in (quorum, members))
-    return (
-        f"Absence: {federation.absence.describe(members)}. If each is here {100 * each:g} % of the time, {quorum} of "
-        f"{members} are {some:.2f} % of it, and all {everyone:.2f} %"
-    )
-
-
-def _absence(quorum: int | None, patience: float | None, accept: str) -> Absence | None:
-    from cgd.federation.absence_section import Absence
-
-    if quorum is None:
-        if patience is not None or accept:
-            option = "--patience" if patience is not None else "--accept-absence"
-            raise InputError(f"there is {option} without --quorum; add --quorum NUMBER, or omit it")
-        return None
-    if patience is None:
-        raise InputError(
-            f"--quorum is {quorum}, without --patience; add --patience SECONDS, the silence after which the others go "
-            "on without a member"
-        )
-    return Absence(quorum, patience, accept)
 
 
 def _public_key(text: str, name: str | None = None) -> str:

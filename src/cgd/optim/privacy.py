@@ -184,7 +184,8 @@ class Privacy:
                 "without torchrun"
             )
         self._optimizer = optimizer
-        self.settings = self._ledger.size_for_quorum(optimizer.peers.quorum)
+        if optimizer.peers.quorum != self.settings.quorum:
+            self.settings = self._ledger.size_for_quorum(optimizer.peers.quorum)
 
     def begin(self, peers: Peers, slot: int = 0) -> None:
         """Check, before a sum, that it may be opened; first, that the whole training fits into the budget.

@@ -95,8 +95,7 @@ class PrivacyLedger:
 
         The federation file has the quorum, so a program need not state it.
         """
-        if quorum != self.settings.quorum:
-            self.settings = replace(self.settings, quorum=quorum)
+        self.settings = replace(self.settings, quorum=quorum)
         return self.settings
 
     def check(self, training: str) -> None:
