@@ -103,6 +103,7 @@ def test_acceptance_of_certificates_is_the_same_in_model_and_code() -> None:
     for members, own_pending, own_length, length, pending, head in values:
         own, positions = position(own_length, 0, own_pending), {"b": position(length, head, pending)}
         view_change = cast("Any", object.__new__(ViewChange))
+        view_change._federation_spec = SimpleNamespace(quorum=None)
         view_change._me, view_change.reports = "a", SimpleNamespace(positions=lambda _, found=positions: found)
         signers = frozenset(names(members))
         transfer = SimpleNamespace(

@@ -16,7 +16,8 @@ DP_SGD_STATISTICS_SHARE = 0.02
 """The part of μ² that dp-sgd reserves for the mean of centred records: half of it is used, and the steps have the rest.
 
 This is what a table `privacy` with `statistics_share = 0.02` uses for the mean."""
-_NAMES = tuple(each.name for each in fields(PrivacySettings))
+# A simulated participant is never absent from a sum, so a spec has no quorum.
+_NAMES = tuple(each.name for each in fields(PrivacySettings) if each.name != "quorum")
 _FLOATS = ("epsilon", "delta", "clip")
 MAX_SETTING = 10**9
 
@@ -53,6 +54,16 @@ def parse(value: Any, steps: int) -> PrivacySettings | None:
         return PrivacySettings(**settings)
     except InputError as error:
         raise InputError(f"privacy: {error}") from None
+
+
+def as_json(settings: PrivacySettings) -> dict[str, Any]:
+    """Return settings as the table that `parse` reads.
+
+    Examples:
+        >>> parse(as_json(PrivacySettings(2.0, 1e-5, 100)), 100) == PrivacySettings(2.0, 1e-5, 100)
+        True
+    """
+    return {name: getattr(settings, name) for name in _NAMES}
 
 
 def check(spec: RunSpec) -> None:

@@ -328,6 +328,7 @@ class RunSpec:
         for name in ("skew", "local"):
             table = getattr(self, name)
             settings[name] = None if table is None else table.as_json()
+        settings["privacy"] = None if self.privacy is None else privacy_table.as_json(self.privacy)
         return {name: _plain(value) for name, value in settings.items() if (name, value) not in _OMITTED}
 
     @classmethod

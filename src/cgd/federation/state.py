@@ -163,7 +163,7 @@ class StateFolder:
             segment.writelines((before, entry_header(place, entry), *entry))
             segment.flush()
             self._unfinished(group, place).replace(path)
-        except OSError:
+        except BaseException:
             with suppress(OSError):
                 segment.close()
             raise
