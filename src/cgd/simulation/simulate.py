@@ -115,7 +115,7 @@ def simulate(
         hold: number of steps with a fixed step size before it decreases.
         schedule: factor of the step size in each step, counted from 0, instead of `mu` and `hold`.
         delay: number of steps after which the displacement moves by a sum, as with `delay` of an optimiser; the last
-            sums move it at the end. One column only.
+            sums move it at the end. One column only, and not with fresh origins.
         seed: seed of the public start, of all origins, see `participant_seed`, and of the noise of `privacy`.
         start: "model" for a public start with the values of the built model, to which every participant adds its
             origin; "zeros" for origins around zero, as in the paper.
@@ -207,6 +207,11 @@ def simulate(
             f"delay is {delay} and there are {participants.grid.columns} columns: a step has a sum of each column and "
             "one of all, which are opened together, and in the mode joint a row sums in every forward pass; a delay is "
             "for one column"
+        )
+    if delay and fresh_origins:
+        raise InputError(
+            f"delay is {delay} and there are fresh origins: a gradient would be that of a step before, at the origin "
+            "of another one, and real participants refuse this, too; leave one of both out"
         )
     if local is not None and mode == "joint" and participants.grid.columns > 1:
         raise InputError(
