@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import cgd
-from cgd import CGDError, ConfinedAdam, ConfinedSGD, Peers, UnconfinedWarning, confine, local_peers
+from cgd import CGDError, ConfinedAdam, ConfinedSGD, InputError, Peers, UnconfinedWarning, confine, local_peers
 from cgd.optim.vertical import JointFirstLayer
 from support.training import Network, data, descend, makers, plain
 
@@ -262,6 +262,32 @@ def test_frozen_parameters_may_not_change_inside_the_block() -> None:
             train_locally(model, *data(0))
 
     assert any("requires_grad of a parameter was changed inside" in error for error in failures(work))
+
+
+def test_layer_that_the_confined_optimiser_does_not_have_may_not_change_inside_the_block() -> None:
+    """It would be trained by each member alone, and a restarted one would repeat a round with another update."""
+
+    def work(peers: Peers, local_layers: slice) -> str:
+        with cgd.public_seed(7):
+            model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        confine(model, delta=0.1, seed=peers.seed)
+        optimizer = ConfinedSGD(model[1].parameters(), 1.0, peers=peers, samples=8)
+        before = copy.deepcopy(model[1].state_dict())
+        try:
+            with optimizer.local_steps():
+                x, y = torch.ones(8, 3), torch.ones(8, 1)
+                descend(torch.optim.SGD(model[local_layers].parameters(), lr=0.1), model, x, y, steps=2)
+        except InputError as error:
+            assert all(torch.equal(value, before[name]) for name, value in model[1].state_dict().items())
+            return str(error)
+        return ""
+
+    with local_peers(3) as members:
+        errors = members.run(work, [slice(0, 2)] * 3)
+        assert members.run(work, [slice(1, 2)] * 3) == ["", "", ""]
+    assert all(
+        "0.weight was changed inside local_steps(), and the confined optimiser does not" in each for each in errors
+    )
 
 
 def test_block_without_a_local_step_is_a_zero_update_with_a_warning() -> None:

@@ -12,6 +12,7 @@ import json
 import math
 import secrets
 import warnings
+import weakref
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from cgd.errors import InputError, UnconfinedWarning
 from cgd.files import PRIVATE, write_file
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 SEED_BYTES = 32
 FORMAT = "cgd-origin-1"
+# By each parameter with a private origin: the names and parameters of its model that have one.
+_confined_together: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,9 @@ class Origin:
         privacy_warnings.mark_first_layer(model)
         running_statistics.watch(model, parameters.values())
         untrained_values.watch(model, parameters.values())
+        together = [(name, weakref.ref(parameter)) for name, parameter in parameters.items()]
+        for parameter in parameters.values():
+            _confined_together[parameter] = together
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the origin to a new file that only its owner can read. Keep it as secret as the model.
@@ -286,6 +293,17 @@ def warn_if_unconfined(parameters: Collection[torch.Tensor], stacklevel: int) ->
             UnconfinedWarning,
             stacklevel=stacklevel,
         )
+
+
+def confined_besides(parameters: Collection[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the other trainable parameters, with their names, that were confined together with these."""
+    own = set(parameters)
+    models = {id(found): found for each in parameters if (found := _confined_together.get(each)) is not None}
+    for found in models.values():
+        for name, reference in found:
+            parameter = reference()
+            if parameter is not None and parameter.requires_grad and parameter not in own:
+                yield name, parameter
 
 
 def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
