@@ -59,7 +59,7 @@ import torch
 from cgd.errors import InputError
 from cgd.optim.displacement import trainable
 from cgd.optim.flat_vectors import join, working_dtype
-from cgd.optim.origin import confined_besides, warn_if_unconfined
+from cgd.optim.origin import warn_if_unconfined
 from cgd.optim.program_checks import check_unwritten
 from cgd.optim.sample_count import abort_on_error, abort_sums
 from cgd.optim.vertical import is_joint
@@ -81,7 +81,6 @@ class LocalSteps:
         self.updates: dict[torch.Tensor, torch.Tensor] | None = None
         self._optimizer = optimizer
         self._before: dict[torch.Tensor, torch.Tensor] = {}
-        self._writes: dict[torch.Tensor, tuple[str, int]] = {}  # into others of the model: the name, torch's count
 
     @torch.no_grad()
     def __enter__(self) -> None:
@@ -96,7 +95,6 @@ class LocalSteps:
             check_unwritten(optimizer.param_groups, optimizer.state)
             warn_if_unconfined([each for each in parameters if each not in optimizer.state], stacklevel=4)
         self._before = {parameter: parameter.detach().clone() for parameter in parameters}
-        self._writes = {each: (name, each._version) for name, each in confined_besides(parameters)}
         optimizer.step_input.local_steps = self
 
     @torch.no_grad()
@@ -136,13 +134,6 @@ class LocalSteps:
                 "requires_grad of a parameter was changed inside local_steps(); change it between the rounds, at all "
                 "members"
             )
-        for parameter, (name, writes) in self._writes.items():
-            if parameter._version != writes:
-                raise InputError(
-                    f"{name} was changed inside local_steps(), and the confined optimiser does not have it: it would "
-                    "be neither summed nor put back, and a restarted member would have another update. Give the "
-                    "optimiser all parameters that local steps move; or freeze it before cgd.confine, at all members"
-                )
         updates = {
             parameter: before.to(working_dtype(parameter)) - parameter.detach().to(working_dtype(parameter))
             for parameter, before in self._before.items()
@@ -159,4 +150,4 @@ class LocalSteps:
         for parameter, before in self._before.items():
             parameter.copy_(before)
             parameter.grad = None  # of the last local step
-        self._before, self._writes = {}, {}
+        self._before = {}

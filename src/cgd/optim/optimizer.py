@@ -25,7 +25,7 @@ from cgd.optim.flat_vectors import flatten_displacements
 from cgd.optim.local_steps import LocalSteps
 from cgd.optim.lr_scheduler import catch_up, check_schedulers
 from cgd.optim.option_checks import check_whole
-from cgd.optim.origin import warn_if_unconfined
+from cgd.optim.origin import check_besides, warn_if_unconfined
 from cgd.optim.rank_gradients import RankGradients
 from cgd.optim.sample_count import NOT_COUNTED, abort_on_error
 from cgd.optim.step_input import StepInput
@@ -153,6 +153,7 @@ class ConfinedOptimizer(EvaluationMode, ABC):
             program_checks.check_unwritten(self.param_groups, self.state)
             running_statistics.check_layers(trainable(*self.param_groups))
             untrained_values.check(trainable(*self.param_groups))
+            check_besides(trainable(*self.param_groups))
             while pending:
                 peers, groups = pending.pop(0)
                 program_checks.check_delay_possible(self.delay, self.peers, peers, trainable(*groups))

@@ -31,6 +31,7 @@ from cgd.optim.public_start import (
     SHARDED,
     ZEROS,
     check_start,
+    is_as_written,
     is_sharded,
     mark_confined,
     remember_written,
@@ -50,6 +51,8 @@ SEED_BYTES = 32
 FORMAT = "cgd-origin-1"
 # By each parameter with a private origin: the names and parameters of its model that have one.
 _confined_together: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_checked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Torch's count of writes into a parameter when `check_besides` last compared it."""
 
 
 @dataclass(frozen=True)
@@ -295,15 +298,29 @@ def warn_if_unconfined(parameters: Collection[torch.Tensor], stacklevel: int) ->
         )
 
 
-def confined_besides(parameters: Collection[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the other trainable parameters, with their names, that were confined together with these."""
+def check_besides(parameters: Collection[torch.Tensor]) -> None:
+    """Check that trainable parameters that were confined together with these are moved by confined optimisers only.
+
+    As in `cgd.optim.untrained_values`, only those are compared that may have changed since the last step.
+
+    Raises:
+        InputError: one of them has been written since `confine`, by an ordinary optimiser or by the program.
+    """
     own = set(parameters)
     models = {id(found): found for each in parameters if (found := _confined_together.get(each)) is not None}
-    for found in models.values():
-        for name, reference in found:
-            parameter = reference()
-            if parameter is not None and parameter.requires_grad and parameter not in own:
-                yield name, parameter
+    for name, reference in chain.from_iterable(models.values()):
+        parameter = reference()
+        if parameter is None or not parameter.requires_grad or parameter in own:
+            continue
+        if _checked.get(parameter) == parameter._version:
+            continue
+        if not is_as_written(parameter):
+            raise InputError(
+                f"{name} has changed since cgd.confine, and the confined optimiser does not have it: it would not be "
+                "summed, and a restarted member would take a step with another gradient. Give the confined optimiser "
+                "all parameters that are trained; or freeze it before cgd.confine, at all members"
+            )
+        _checked[parameter] = parameter._version
 
 
 def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
