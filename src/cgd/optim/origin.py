@@ -11,6 +11,7 @@ import hmac
 import json
 import math
 import secrets
+import sys
 import warnings
 import weakref
 from dataclasses import dataclass, field, replace
@@ -106,7 +107,7 @@ class Origin:
 
         Raises:
             InputError: the trainable parameters of the model are not those of the origin, their values are not the
-                start, or a layer changes running statistics (`cgd.optim.running_statistics`).
+                start, a layer changes running statistics (`cgd.optim.running_statistics`), or δ is too large.
         """
         running_statistics.check_model(model)
         parameters = _trainable(model)
@@ -141,6 +142,8 @@ class Origin:
             for name, numbers in first.draw():
                 parameter = parameters[name]
                 parameter.copy_(parameter.cpu().double() + numbers)  # an accelerator may have no double precision
+                if not bool(torch.isfinite(parameter).all()):
+                    raise InputError(f"delta is {self.delta:g}, too large for {name} of {parameter.dtype}; lower it")
         remember_written(parameters.values())
         privacy_warnings.mark_first_layer(model)
         running_statistics.watch(model, parameters.values())
@@ -333,7 +336,7 @@ def check_delta(delta: Any) -> float:
     Raises:
         InputError: it is not a positive number.
     """
-    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta < math.inf:
+    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta <= sys.float_info.max:
         raise InputError(f"delta is {delta!r}; it is a standard deviation, a positive number (0 would confine nothing)")
     return float(delta)
 
