@@ -107,6 +107,11 @@ def test_invalid_file_is_rejected(tmp_path: Path, content: str | bytes, message:
         ("opening = 'star'", "opening is 'star'; choose one of mesh, aggregator"),
         ("opening = 'aggregator'", "opening is 'aggregator' and aggregator is ''; name one for the other"),
         ("aggregator = 'bob'", "opening is 'mesh' and aggregator is 'bob'; name one for the other"),
+        ("momentum = 1", "momentum is 1.0; it must be at least 0 and below 1"),
+        (
+            "momentum = 0.9\noptimizer = 'adam'",
+            "momentum is 0.9, and optimizer is 'adam', which has a momentum of its own; write optimizer = 'sgd', or",
+        ),
         ("minimum = 2", "minimum is 2; a sum over fewer than 3 members hides nothing, raise it"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cgd.errors import InputError, SettingsError
+from cgd.errors import SettingsError
 from cgd.optim import optimizer
 from support.in_process import InProcessFederation, uninterrupted_results
 from support.mode_programs import OPTIMIZERS, SCHEDULERS, ModeTraining
@@ -29,7 +29,7 @@ def cases(mode: str) -> list[Any]:
     return [
         pytest.param(mode, *case, marks=() if case in fast else pytest.mark.slow)
         for case in CASES
-        if (mode, case[-1]) != ("ReduceLROnPlateau", "steps")  # see below
+        if (mode, case[-1]) != ("ReduceLROnPlateau", "steps")  # refused, see tests/optim/test_step_loop.py
     ]
 
 
@@ -67,20 +67,6 @@ def test_column_killed_between_its_sum_and_everyones_ends_with_the_same_bits(
         grid.start("r0c0", program)
         grid["r2c1"].resume()
         assert grid.results() == expected
-
-
-def test_scheduler_that_follows_losses_does_not_continue_in_a_loop_over_steps(
-    federation: InProcessFederation,
-) -> None:
-    program = ModeTraining("ReduceLROnPlateau", "steps")
-    for name in federation.names:
-        federation.start(name, program, pause_at=6 if name == "cleo" else None)
-    federation["cleo"].wait_for_step(6)
-    federation.kill("cleo", lose_state=True)  # the others send it the state after step 2
-    federation.start("cleo", program)
-    error = federation.errors("cleo")["cleo"]
-    assert isinstance(error, InputError)
-    assert "without the losses of earlier steps, which are not stored; loop over range(count)" in str(error)
 
 
 @pytest.mark.parametrize("mode", ["StepLR", "OneCycleLR", "batches with StepLR"])

@@ -70,6 +70,10 @@ def test_row_and_column_peers() -> None:
         (lambda: Grid(2).split(np.zeros((3, 1)), np.zeros(3), row_shares=(1, 2, 3)), "there must be 2"),
         (lambda: Grid(2).split(np.zeros((3, 1)), np.zeros(3), row_shares=(1, -2)), "all positive"),
         (lambda: Grid(2).split(np.zeros((3, 1)), np.zeros(3), row_shares=(1000, 1)), "are too few"),
+        (lambda: Grid(2).split(np.zeros((3, 1)), np.zeros(3), row_shares=3), "the shares of samples are 3"),  # type: ignore[arg-type]
+        (lambda: Grid(2).split(np.zeros((3, 1)), np.zeros(3), row_shares=(1, "2")), "a share of samples is '2'"),  # type: ignore[arg-type]
+        (lambda: Grid(2).split(np.zeros((3, 1)), np.zeros(3), seed=-1), "seed is -1"),
+        (lambda: Grid(2).split(np.zeros((3, 1)), np.zeros(3), skew=2), r"skew is 2; pass cgd.Skew\(classes=…\)"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_splits_are_rejected(call: object, message: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import cgd
-from cgd import CGDError, ConfinedAdam, ConfinedSGD, Peers, UnconfinedWarning, confine, local_peers
+from cgd import CGDError, ConfinedAdam, ConfinedSGD, InputError, Peers, UnconfinedWarning, confine, local_peers
 from cgd.optim.vertical import JointFirstLayer
 from support.training import Network, data, descend, makers, plain
 
@@ -262,6 +262,53 @@ def test_frozen_parameters_may_not_change_inside_the_block() -> None:
             train_locally(model, *data(0))
 
     assert any("requires_grad of a parameter was changed inside" in error for error in failures(work))
+
+
+@pytest.mark.parametrize("in_block", [True, False], ids=["local steps", "second optimiser"])
+def test_layer_that_the_confined_optimiser_does_not_have_may_not_change(in_block: bool) -> None:
+    """Each member would train it alone, and a restarted one would repeat a step with another gradient."""
+
+    def work(peers: Peers, moved: slice) -> str:
+        with cgd.public_seed(7):
+            model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        confine(model, delta=0.1, seed=peers.seed)
+        optimizer = ConfinedSGD(model[1].parameters(), 1.0, peers=peers, samples=8)
+        x, y = torch.ones(8, 3), torch.ones(8, 1)
+        descend(optimizer, model, x, y, steps=1)
+        before = copy.deepcopy(model[1].state_dict())
+        other = torch.optim.SGD(model[moved].parameters(), lr=0.1)
+        try:
+            if in_block:
+                with optimizer.local_steps():
+                    descend(other, model, x, y, steps=2)
+            else:
+                optimizer.zero_grad()
+                model[0](x).sum().backward()
+                other.step()
+                optimizer.step()
+        except InputError as error:
+            assert not in_block or all(torch.equal(each, before[name]) for name, each in model[1].state_dict().items())
+            return str(error)
+        return ""
+
+    with local_peers(3) as members:
+        errors = members.run(work, [slice(0, 2 if in_block else 1)] * 3)
+        if in_block:
+            assert members.run(work, [slice(1, 2)] * 3) == ["", "", ""]
+    assert all("0.weight has changed since cgd.confine, and the confined optimiser does not have" in e for e in errors)
+
+
+def test_two_confined_optimisers_may_share_a_model() -> None:
+    def work(peers: Peers) -> None:
+        with cgd.public_seed(7):
+            model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        confine(model, delta=0.1, seed=peers.seed)
+        optimizers = [ConfinedSGD(layer.parameters(), 0.1, peers=peers, samples=8) for layer in model]
+        for optimizer in (*optimizers, *optimizers):
+            descend(optimizer, model, torch.ones(8, 3), torch.ones(8, 1), steps=1)
+
+    with local_peers(3) as members:
+        members.run(work)
 
 
 def test_block_without_a_local_step_is_a_zero_update_with_a_warning() -> None:

@@ -47,7 +47,15 @@ def test_schedule_resumes_from_a_state_dict() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"mu": -1, "steps": 5}, {"mu": 0.1, "steps": 0}, {"mu": 0.1, "steps": 1, "hold": -1}]
+    "settings",
+    [
+        {"mu": -1, "steps": 5},
+        {"mu": "fast", "steps": 5},
+        {"mu": 0.1, "steps": 0},
+        {"mu": 0.1, "steps": float("nan")},
+        {"mu": 0.1, "steps": 1, "hold": -1},
+        {"mu": 0.1, "steps": 1, "hold": 1.5},
+    ],
 )
 def test_invalid_settings_are_rejected(settings: dict[str, float]) -> None:
     with pytest.raises(InputError):

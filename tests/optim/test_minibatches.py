@@ -243,9 +243,47 @@ def test_sampler_without_an_epoch_and_foreign_loaders_are_rejected() -> None:
             iter(sampler)
         with pytest.raises(InputError, match="the loader has another sampler"):
             next(sampler.steps(DataLoader(TensorDataset(torch.arange(10))), epochs=1))
-        for epoch, first in ((-1, 0), (0, 4), (0, -1)):
-            with pytest.raises(InputError, match=f"epoch is {epoch} and first is {first} of 4 batches"):
-                sampler.set_epoch(epoch, first)
+        with pytest.raises(InputError, match="the loader has another sampler"):
+            next(sampler.steps([], epochs=1))  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="first is 4, and an epoch has 4 batches, counted from 0"):
+            sampler.set_epoch(0, 4)
+
+
+@pytest.mark.parametrize("number", [-1, 1.0, True, float("nan"), None, "1"])
+def test_number_that_is_no_whole_number_is_rejected(number: Any) -> None:
+    """Otherwise epoch 1.0 would have other batches than epoch 1, and a loop over NaN epochs would take no step."""
+    with local_peers(3) as members:
+        optimizer = ConfinedSGD([nn.Parameter(torch.zeros(1))], lr=0.1, peers=members[0], samples=10)
+        sampler = BatchSampler(optimizer, batches=4)
+        loader = DataLoader(TensorDataset(torch.arange(10)), batch_sampler=sampler)
+        message = f"is {number!r}; it must be a whole number, at least 0"
+        with pytest.raises(InputError, match=f"epoch {message}"):
+            sampler.set_epoch(number)
+        with pytest.raises(InputError, match=f"first {message}"):
+            sampler.set_epoch(0, number)
+        with pytest.raises(InputError, match=f"epochs {message}"):
+            next(sampler.steps(loader, epochs=number))
+        with pytest.raises(InputError, match=f"count {message}"):
+            next(optimizer.steps(number))
+
+
+def test_other_optimisers_and_rows_that_are_no_peers_are_rejected() -> None:
+    with local_peers(3) as members:
+        parameters = [nn.Parameter(torch.zeros(1))]
+        with pytest.raises(InputError, match="the optimiser is a SGD; pass the confined optimiser"):
+            BatchSampler(torch.optim.SGD(parameters), batches=2)  # type: ignore[arg-type]
+        optimizer = ConfinedSGD(parameters, lr=0.1, peers=members[0], samples=10)
+        with pytest.raises(InputError, match=r"row is a int; it is the Peers of a row of a grid"):
+            BatchSampler(optimizer, batches=2, row=3)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_accepted() -> None:
+    with local_peers(3) as members:
+        optimizer = ConfinedSGD([nn.Parameter(torch.zeros(1))], lr=0.1, peers=members[0], samples=10)
+        samplers = [BatchSampler(optimizer, batches=2) for _ in range(2)]
+        for sampler, epoch in zip(samplers, (3, np.int64(3)), strict=True):
+            sampler.set_epoch(epoch)  # type: ignore[arg-type]
+        assert list(samplers[0]) == list(samplers[1])
 
 
 @pytest.mark.parametrize("records", [9, 11, 1])

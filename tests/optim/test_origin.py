@@ -134,10 +134,16 @@ def test_custom_distribution(tmp_path: Path) -> None:
         confine(Network(), rand=lambda *_: torch.zeros(1))
 
 
-@pytest.mark.parametrize("delta", [0, -0.1, float("nan"), float("inf"), "0.1", True])
+@pytest.mark.parametrize("delta", [0, -0.1, float("nan"), float("inf"), 10**400, "0.1", True])
 def test_delta_must_be_a_positive_number(delta: object) -> None:
     with pytest.raises(InputError, match="delta is"):
         confine(Network(), delta=delta)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("delta", "dtype"), [(1e39, torch.float32), (1e6, torch.float16)])
+def test_delta_that_makes_weights_infinite_is_rejected(delta: float, dtype: torch.dtype) -> None:
+    with pytest.raises(InputError, match=r"delta is 1e\+\d\d, too large for .* of torch\.float\d\d; lower it"):
+        confine(Network().to(dtype), delta=delta)
 
 
 def test_seed_must_have_32_bytes() -> None:

@@ -32,6 +32,29 @@ def test_option_changes_the_steps(usual: Any, odd: Any) -> None:
     assert abs(ends[0] - ends[1]) > 0.01
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (ConfinedSGD, {"momentum": "0.9"}, "momentum is '0.9'; it must be a finite number"),
+        (ConfinedSGD, {"momentum": None}, "momentum is None"),
+        (ConfinedSGD, {"momentum": 0.9, "nesterov": "false"}, "nesterov is 'false'; it must be True or False"),
+        (ConfinedAdam, {"betas": 0.9}, r"betas are 0.9; they must be two numbers, such as \(0.9, 0.999\)"),
+        (ConfinedAdam, {"betas": "ab"}, "betas are 'ab'"),
+        (ConfinedAdam, {"betas": (0.9, [1])}, r"one of betas is \[1\]; it must be a finite number"),
+        (ConfinedAdam, {"betas": (0.9, 1.0)}, r"betas must be in \[0, 1\)"),
+        (ConfinedAdam, {"eps": "small"}, "eps is 'small'"),
+        (ConfinedAdam, {"eps": 10**400}, "it must be a finite number"),
+        (ConfinedAdam, {"amsgrad": float("nan")}, "amsgrad is nan; it must be True or False"),
+    ],
+)
+def test_option_of_another_type_is_rejected(
+    kind: type[ConfinedOptimizer], options: dict[str, Any], message: str
+) -> None:
+    arguments: dict[str, Any] = {"lr": 0.1, "samples": 1, **options}
+    with local_peers(3) as members, pytest.raises(InputError, match=message):
+        kind([nn.Parameter(torch.zeros(1))], peers=members[0], **arguments)
+
+
 def test_nesterov_needs_a_momentum() -> None:
     with local_peers(3) as members, pytest.raises(InputError, match="nesterov is True and momentum is 0"):
         ConfinedSGD([nn.Parameter(torch.zeros(1))], 0.1, peers=members[0], samples=1, nesterov=True)

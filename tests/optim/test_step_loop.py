@@ -102,6 +102,15 @@ def test_batch_without_its_step_is_told_at_once() -> None:
         members.run(train)
 
 
+def test_scheduler_that_could_not_be_set_after_a_restart_is_rejected_before_the_first_step() -> None:
+    with local_peers(3) as members:
+        _, optimizer = build(members[0])
+        with pytest.raises(InputError, match=r"ReduceLROnPlateau cannot continue .* loop over range\(count\)"):
+            next(optimizer.steps(STEPS, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)))
+        with pytest.raises(InputError, match=r"a function was given to steps\(\) as a scheduler"):
+            next(optimizer.steps(STEPS, build))  # type: ignore[arg-type]
+
+
 def test_last_pass_is_checked_too() -> None:
     def train(peers: Peers) -> None:
         model, optimizer = build(peers)

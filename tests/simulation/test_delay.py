@@ -59,6 +59,7 @@ def test_checkpoint_of_another_delay_is_rejected(tmp_path: Path) -> None:
         ({"delay": 1.5}, "delay is 1.5; it is the number of steps"),
         ({"delay": 4}, "delay is 4 and there are 4 steps: all gradients would be those of the start"),
         ({"delay": 1, "columns": 3}, "delay is 1 and there are 3 columns"),
+        ({"delay": 1, "fresh_origins": True}, "delay is 1 and there are fresh origins"),
     ],
 )
 def test_delays_that_cannot_be_used_are_rejected(options: dict[str, Any], message: str) -> None:
@@ -73,6 +74,7 @@ def test_delays_that_cannot_be_used_are_rejected(options: dict[str, Any], messag
         ({"delay": 5, "steps": 5}, "delay is 5 and there are 5 steps"),
         ({"delay": 1, "rows": 3, "columns": 2}, "a delay is for one column"),
         ({"delay": 1, "method": "fedsgd"}, "only cgd uses it"),
+        ({"delay": 1, "fresh_origins": True}, "delay is 1 and fresh_origins is true"),
     ],
 )
 def test_specs_of_delays_that_cannot_be_used_are_rejected(options: dict[str, Any], message: str) -> None:

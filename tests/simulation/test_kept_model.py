@@ -139,6 +139,18 @@ def test_settings_that_cannot_be_used_are_refused(split: Any, settings: dict[str
         run(split, steps=1, **settings)
 
 
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), None, "half", True])
+def test_factor_of_the_origin_that_is_no_number_is_refused(scale: Any) -> None:
+    """NaN would give a model whose every prediction is NaN, without an error."""
+    with pytest.raises(InputError, match=f"origin_scale is {scale!r}; it must be a finite number"):
+        run(blocks(3), steps=1).model(Cell(0, 0), scale)
+
+
+def test_participant_that_is_not_in_the_grid_has_no_kept_model() -> None:
+    with pytest.raises(InputError, match="r9c0 is not in a grid of 3 × 1"):
+        run(blocks(3), steps=1, keep=0.2).choose_origin_scale(Cell(9, 0))
+
+
 def test_a_participant_with_one_record_is_refused() -> None:
     x, y = samples(20)
     split = {Cell(0, 0): Block(Cell(0, 0), x[:19], y[:19]), Cell(1, 0): Block(Cell(1, 0), x[19:], y[19:])}

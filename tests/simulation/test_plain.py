@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from cgd import JOINT_REVEALS_RECORDS, Cell, DivergenceError, LocalTraining, confine, participant_seed, public_seed
+from cgd import (
+    JOINT_REVEALS_RECORDS,
+    Cell,
+    DivergenceError,
+    InputError,
+    LocalTraining,
+    confine,
+    participant_seed,
+    public_seed,
+)
 from cgd.optim.displacement import SGDRule
 from cgd.optim.vertical import build_tower
 from cgd.simulation.baselines import BaselineSettings, centralised, federated_averaging, federated_sgd, local
@@ -125,6 +134,11 @@ def test_federated_averaging_has_one_model_that_moves_by_the_mean_update() -> No
         assert are_close(averaged.model(cell), federated_sgd(make_settings()).model(Cell(0, 0)))
     several = federated_averaging(make_settings(lr=1.0), LocalTraining(epochs=3, batch=5, lr=0.3))
     assert several.history.training_loss[-1] < averaged.history.training_loss[-1]
+
+
+def test_federated_averaging_without_local_training_is_refused() -> None:
+    with pytest.raises(InputError, match="local is a NoneType; .* or use federated_sgd without it"):
+        federated_averaging(make_settings(), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

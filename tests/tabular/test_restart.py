@@ -103,7 +103,7 @@ def test_restart_with_another_table_is_refused_before_any_sum(
     error = federation.errors("cleo")["cleo"]
     assert isinstance(error, InputError), error
     assert f"our {rows - 6} samples are not those that cleo was counted with, in number or in content" in str(error)
-    assert "Restart with the data that was counted; or remove this participant and add it again" in str(error)
+    assert "Restart with what was counted: the data, and with a table also [model], δ and the kind of" in str(error)
     assert Ready not in federation["cleo"].connection.sent
     assert not federation["ada"].finished
     assert not federation["bob"].finished

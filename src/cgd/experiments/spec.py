@@ -229,6 +229,8 @@ class RunSpec:
         check_delay(self.delay, self.steps)
         if self.delay and self.columns > 1:
             raise InputError(f"delay is {self.delay} and columns is {self.columns}; a delay is for one column")
+        if self.delay and self.fresh_origins:
+            raise InputError(f"delay is {self.delay} and fresh_origins is true; real participants have one of both")
         if self.method == "fedavg" and self.local is None:
             raise InputError(
                 "the method is fedavg and there is no local training; set "

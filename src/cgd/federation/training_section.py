@@ -106,7 +106,7 @@ class Training:
         return SumSettings(self.bound, self.ring_bits, self.masking, self.opening, self.aggregator)
 
     def check_use(self, *, private: bool, vertical: bool, grid: bool, fresh: bool) -> None:
-        """Check that batches, local epochs and a delay are possible.
+        """Check that batches, local epochs and a delay are possible, and that no setting is without a use.
 
         Args:
             private: there is differential privacy.
@@ -117,6 +117,11 @@ class Training:
         Raises:
             InputError: they are not.
         """
+        if self.momentum and self.optimizer != "sgd":
+            raise InputError(
+                f"momentum is {self.momentum}, and optimizer is {self.optimizer!r}, which has a momentum of its own; "
+                "write optimizer = 'sgd', or remove momentum"
+            )
         used = [name for name in ("batches", "local_epochs") if getattr(self, name) != DEFAULTS[name]]
         if used and private:
             raise InputError(

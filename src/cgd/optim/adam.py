@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cgd.optim.displacement import AdamRule, check_lr, reject_weight_decay
+from cgd.optim.displacement import AdamRule, check_betas, check_lr, reject_weight_decay
 from cgd.optim.optimizer import ConfinedOptimizer
+from cgd.optim.option_checks import check_flag, check_number
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -57,6 +58,5 @@ class ConfinedAdam(ConfinedOptimizer):
         super().__init__(params, options, peers=peers, samples=samples, privacy=privacy, max_norm=max_norm, delay=delay)
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        first, second = group["betas"]
-        options = check_lr(group["lr"]), (float(first), float(second)), float(group["eps"])
-        return AdamRule(*options, amsgrad=bool(group["amsgrad"]))
+        options = check_lr(group["lr"]), check_betas(group["betas"]), check_number("eps", group["eps"])
+        return AdamRule(*options, amsgrad=check_flag("amsgrad", group["amsgrad"]))

@@ -12,10 +12,8 @@ The context that members compare before a sum, and errors that name a parameter,
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from itertools import chain
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -24,6 +22,7 @@ import torch
 from cgd.errors import InputError, RangeError
 from cgd.optim import fresh_origins
 from cgd.optim.flat_vectors import join, working_dtype
+from cgd.optim.option_checks import check_flag, check_number
 from cgd.optim.public_start import DIGEST_BYTES, forget_written, start_of
 
 if TYPE_CHECKING:
@@ -178,9 +177,9 @@ class SGDRule:
 
     def __post_init__(self) -> None:
         check_lr(self.lr)
-        if not 0 <= self.momentum < 1:
+        if not 0 <= check_number("momentum", self.momentum) < 1:
             raise InputError(f"momentum is {self.momentum}; it must be at least 0 and below 1")
-        if self.nesterov and not self.momentum:
+        if check_flag("nesterov", self.nesterov) and not self.momentum:
             raise InputError("nesterov is True and momentum is 0; give a momentum, such as 0.9, or leave nesterov out")
 
     def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: ParameterState) -> None:
@@ -209,7 +208,8 @@ class AdamRule:
 
     def __post_init__(self) -> None:
         check_lr(self.lr)
-        if not all(0 <= beta < 1 for beta in self.betas) or not 0 < self.eps < math.inf:
+        check_flag("amsgrad", self.amsgrad)
+        if not all(0 <= beta < 1 for beta in check_betas(self.betas)) or check_number("eps", self.eps) <= 0:
             raise InputError(f"betas are {self.betas} and eps is {self.eps}; betas must be in [0, 1) and eps above 0")
 
     def move(self, displacement: torch.Tensor, gradient_sum: torch.Tensor, state: ParameterState) -> None:
@@ -288,13 +288,22 @@ def reject_weight_decay(weight_decay: float) -> None:
         )
 
 
+def check_betas(betas: Any) -> tuple[float, float]:
+    """Return the two factors of Adam.
+
+    Raises:
+        InputError: they are not two finite numbers.
+    """
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+        raise InputError(f"betas are {betas!r}; they must be two numbers, such as (0.9, 0.999)")
+    first, second = (check_number("one of betas", each) for each in betas)
+    return first, second
+
+
 def check_lr(lr: Any) -> float:
     """Return a learning rate, which may be a tensor, as a float.
 
     Raises:
         InputError: it is not a finite number, at least 0.
     """
-    number = lr.item() if isinstance(lr, torch.Tensor) and lr.numel() == 1 else lr
-    if isinstance(number, bool) or not isinstance(number, Real) or not 0 <= float(number) < math.inf:
-        raise InputError(f"lr is {lr!r}; it must be a finite number, at least 0")
-    return float(number)
+    return check_number("lr", lr, 0)

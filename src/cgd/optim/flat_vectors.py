@@ -65,7 +65,7 @@ def check_device(device: Any) -> torch.device:
     try:
         found = torch.device(device)
         torch.zeros((), device=found).item()
-    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"device is {device!r}, which torch cannot use here ({reason}); name one that it finds, such as cuda, mps "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,13 +10,11 @@ import numpy as np
 import torch
 
 from cgd.errors import InputError
+from cgd.optim.option_checks import check_number, check_whole
+from cgd.optim.skew import Skew
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
-
-    from cgd.optim.skew import Skew
 
     Data = npt.NDArray[Any] | torch.Tensor
 
@@ -130,7 +129,11 @@ class Grid:
         self, y: Data, seed: int | None, shares: Sequence[float] | None, skew: Skew | None
     ) -> list[npt.NDArray[Any]]:
         """Return the numbers of the samples of each row."""
+        if seed is not None:
+            check_whole("seed", seed)
         if skew is not None:
+            if not isinstance(skew, Skew):
+                raise InputError(f"skew is {skew!r}; pass cgd.Skew(classes=…) or cgd.Skew(dirichlet=…)")
             if seed is None or shares is not None:
                 raise InputError(
                     f"there is a skew, the seed is {seed} and the shares of samples are {shares}; a skew needs a seed, "
@@ -149,13 +152,15 @@ def _take(data: Data, indices: npt.NDArray[Any]) -> Data:
     return data[indices] if isinstance(data, np.ndarray) else data[torch.from_numpy(indices)]
 
 
-def _boundaries(count: int, parts: int, shares: Sequence[float] | None, items: str) -> list[int]:
+def _boundaries(count: int, parts: int, shares: Any, items: str) -> list[int]:
     """Return the boundaries of `parts` consecutive parts of `count` items, from 0 to `count`."""
     if shares is None:
         size, remainder = divmod(count, parts)
         sizes = [size + (i < remainder) for i in range(parts)]
     else:
-        if len(shares) != parts or not all(0 < share < float("inf") for share in shares):
+        if not isinstance(shares, (Sequence, np.ndarray)) or isinstance(shares, str):
+            raise InputError(f"the shares of {items} are {shares!r}; they must be {parts} numbers, such as (3, 2, 1)")
+        if len(shares) != parts or not all(check_number(f"a share of {items}", share) > 0 for share in shares):
             raise InputError(f"the shares of {items} are {list(shares)}; there must be {parts}, all positive")
         ends = np.rint(np.cumsum(shares) / np.sum(shares) * count).astype(int)
         sizes = np.diff(ends, prepend=0).tolist()

@@ -19,6 +19,9 @@ What a program must do:
 - **Use local steps at all members in the same rounds.** Members compare this before they share anything. The number of
   local steps, their batches and their step size are each member's own choice.
 
+- **Give all parameters that a local step moves to the confined optimiser.** Others are neither summed nor put back, and
+  a restarted member does not have them, so its update would be another one: an error if they have a private origin.
+
 A member that changes no weight enters a zero update, with a warning: with nothing left to learn this can be right, and
 an error would stop all members. Buffers are not put back. `privacy=` is an error, because no bound per record is known
 for updates; so is a `JointFirstLayer`, whose row sums in every forward pass. The towers of a grid work: each column

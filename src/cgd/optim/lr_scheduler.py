@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from cgd.errors import InputError
+from cgd.optim.option_checks import check_number, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,20 +16,23 @@ if TYPE_CHECKING:
 
 
 def inverse_square_factor(step: int, mu: float, steps: int, hold: int = 0) -> float:
-    """Return α_k/α for a step, counted from 0; the other arguments are those of `InverseSquareLR`.
-
-    Raises:
-        InputError: mu, steps or hold is out of range.
-    """
-    if not 0 <= mu < float("inf"):
-        raise InputError(f"mu is {mu}; it must be a finite number, at least 0 (0 for a fixed learning rate)")
-    if steps < 1 or hold < 0:
-        raise InputError(f"steps is {steps} and hold is {hold}; steps must be at least 1 and hold at least 0")
+    """Return α_k/α for a step, counted from 0; the other arguments are those of `InverseSquareLR`."""
     if mu == 0 or step < hold:
         return 1.0
     k, shift = step - hold + 1, mu * steps
     root = (1 + shift) / (k + shift)
     return root * root  # root**2 may round differently on another system
+
+
+def check_decay(mu: float, steps: int, hold: int) -> None:
+    """Check the arguments of `inverse_square_factor`.
+
+    Raises:
+        InputError: mu, steps or hold is out of range.
+    """
+    check_number("mu", mu, 0)
+    check_whole("steps", steps, 1)
+    check_whole("hold", hold)
 
 
 class InverseSquareLR(LRScheduler):
@@ -54,7 +58,7 @@ class InverseSquareLR(LRScheduler):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, mu: float, steps: int, hold: int = 0) -> None:
-        inverse_square_factor(0, mu, steps, hold)  # rejects values out of range
+        check_decay(mu, steps, hold)
         self.mu, self.steps, self.hold = mu, steps, hold
         super().__init__(optimizer)
 
@@ -67,18 +71,28 @@ class InverseSquareLR(LRScheduler):
         return [base * self.factor(self.last_epoch) for base in self.base_lrs]
 
 
-def catch_up(schedulers: Iterable[LRScheduler], steps: int) -> None:
-    """Step schedulers that belong to a program which starts after this number of steps.
+def check_schedulers(schedulers: Iterable[Any]) -> None:
+    """Check that schedulers can be set to a step, at the beginning of a training and not only after a restart.
 
     Raises:
-        InputError: a scheduler depends on losses, which are not stored.
+        InputError: one is no scheduler, or depends on losses, which are not stored.
     """
     for scheduler in schedulers:
-        if steps and isinstance(scheduler, ReduceLROnPlateau):
+        if isinstance(scheduler, ReduceLROnPlateau):
             raise InputError(
                 "a ReduceLROnPlateau cannot continue without the losses of earlier steps, which are not stored; loop "
-                "over range(count), where past sums of losses are repeated, instead of optimizer.steps(count)"
+                "over range(count), where past sums of losses are repeated, instead of steps()"
             )
+        if not isinstance(scheduler, LRScheduler):
+            raise InputError(
+                f"a {type(scheduler).__name__} was given to steps() as a scheduler; pass those of "
+                "torch.optim.lr_scheduler, or none"
+            )
+
+
+def catch_up(schedulers: Iterable[LRScheduler], steps: int) -> None:
+    """Step schedulers that belong to a program which starts after this number of steps."""
+    for scheduler in schedulers:
         scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]  # by an earlier process; else torch warns
         counting = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
         for _ in range(steps - counting.last_epoch):

@@ -17,7 +17,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from cgd.errors import InputError
 from cgd.optim.displacement import trainable
+from cgd.optim.option_checks import check_whole
 from cgd.optim.vertical import is_joint
+from cgd.peers import Peers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sized
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from cgd.optim.optimizer import ConfinedOptimizer
-    from cgd.peers import Peers
 
 
 class BatchSampler(torch.utils.data.Sampler[list[int]]):
@@ -92,6 +93,15 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
     def __init__(self, optimizer: ConfinedOptimizer, batches: int, *, row: Peers | None = None) -> None:
         if isinstance(batches, bool) or not isinstance(batches, (int, np.integer)) or batches < 1:
             raise InputError(f"batches is {batches!r}; it is the number of batches in an epoch, at least 1")
+        if not hasattr(optimizer, "step_input"):
+            raise InputError(
+                f"the optimiser is a {type(optimizer).__name__}; pass the confined optimiser whose steps use the "
+                "batches, such as a ConfinedSGD"
+            )
+        if row is not None and not isinstance(row, Peers):
+            raise InputError(
+                f"row is a {type(row).__name__}; it is the Peers of a row of a grid, such as peers.groups['row']"
+            )
         self.batches = int(batches)
         self._optimizer = optimizer
         self._epoch: int | None = None
@@ -105,8 +115,9 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
         A loop over epochs calls it at the beginning of each, as with torch's `DistributedSampler`. After a restart such
         a loop begins with the first epoch, and its finished steps are skipped; `steps` begins where the members are.
         """
-        if epoch < 0 or not 0 <= first < self.batches:
-            raise InputError(f"epoch is {epoch} and first is {first} of {self.batches} batches; both count from 0")
+        epoch, first = check_whole("epoch", epoch), check_whole("first", first)
+        if first >= self.batches:
+            raise InputError(f"first is {first}, and an epoch has {self.batches} batches, counted from 0")
         self._epoch, self._first = epoch, first
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -138,7 +149,8 @@ class BatchSampler(torch.utils.data.Sampler[list[int]]):
             InputError: the loader does not use this sampler, or its data set has another number of records than the
                 optimiser's `samples`.
         """
-        if loader.batch_sampler is not self:
+        epochs = check_whole("epochs", epochs)
+        if getattr(loader, "batch_sampler", None) is not self:
             raise InputError("the loader has another sampler; create it with batch_sampler= this one")
         records, samples = len(cast("Sized", loader.dataset)), self._optimizer.samples
         if records != samples:

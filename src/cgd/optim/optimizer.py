@@ -23,8 +23,9 @@ from cgd.optim.displacement import initial_state, place_for_step, reject_weight_
 from cgd.optim.evaluation_mode import EvaluationMode
 from cgd.optim.flat_vectors import flatten_displacements
 from cgd.optim.local_steps import LocalSteps
-from cgd.optim.lr_scheduler import catch_up
-from cgd.optim.origin import warn_if_unconfined
+from cgd.optim.lr_scheduler import catch_up, check_schedulers
+from cgd.optim.option_checks import check_whole
+from cgd.optim.origin import check_besides, warn_if_unconfined
 from cgd.optim.rank_gradients import RankGradients
 from cgd.optim.sample_count import NOT_COUNTED, abort_on_error
 from cgd.optim.step_input import StepInput
@@ -152,6 +153,7 @@ class ConfinedOptimizer(EvaluationMode, ABC):
             program_checks.check_unwritten(self.param_groups, self.state)
             running_statistics.check_layers(trainable(*self.param_groups))
             untrained_values.check(trainable(*self.param_groups))
+            check_besides(trainable(*self.param_groups))
             while pending:
                 peers, groups = pending.pop(0)
                 program_checks.check_delay_possible(self.delay, self.peers, peers, trainable(*groups))
@@ -214,9 +216,10 @@ class ConfinedOptimizer(EvaluationMode, ABC):
         continue at a wrong one. After a step that failed, a program may go on.
 
         Raises:
-            InputError: a pass of the loop did not take one step.
+            InputError: a pass of the loop did not take one step; or a scheduler follows losses, which are not stored.
         """
-        check_delay(self.delay, count)
+        check_delay(self.delay, check_whole("count", count))
+        check_schedulers(schedulers)
         self.peers.queue.wait()
         first = min((self._load_state(peers, groups) for peers, groups in self.groups_by_peers()), default=0)
         if first and self._delayed.steps_taken <= first:

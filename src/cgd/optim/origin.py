@@ -11,7 +11,9 @@ import hmac
 import json
 import math
 import secrets
+import sys
 import warnings
+import weakref
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from cgd.errors import InputError, UnconfinedWarning
 from cgd.files import PRIVATE, write_file
@@ -29,6 +32,7 @@ from cgd.optim.public_start import (
     SHARDED,
     ZEROS,
     check_start,
+    is_as_written,
     is_sharded,
     mark_confined,
     remember_written,
@@ -46,6 +50,10 @@ if TYPE_CHECKING:
 
 SEED_BYTES = 32
 FORMAT = "cgd-origin-1"
+# By each parameter with a private origin: the names and parameters of its model that have one.
+_confined_together: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_checked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Torch's count of writes into a parameter when `check_besides` last compared it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,7 @@ class Origin:
 
         Raises:
             InputError: the trainable parameters of the model are not those of the origin, their values are not the
-                start, or a layer changes running statistics (`cgd.optim.running_statistics`).
+                start, a layer changes running statistics (`cgd.optim.running_statistics`), or δ is too large.
         """
         running_statistics.check_model(model)
         parameters = _trainable(model)
@@ -134,10 +142,15 @@ class Origin:
             for name, numbers in first.draw():
                 parameter = parameters[name]
                 parameter.copy_(parameter.cpu().double() + numbers)  # an accelerator may have no double precision
+                if not bool(torch.isfinite(parameter).all()):
+                    raise InputError(f"delta is {self.delta:g}, too large for {name} of {parameter.dtype}; lower it")
         remember_written(parameters.values())
         privacy_warnings.mark_first_layer(model)
         running_statistics.watch(model, parameters.values())
         untrained_values.watch(model, parameters.values())
+        together = [(name, weakref.ref(parameter)) for name, parameter in parameters.items()]
+        for parameter in parameters.values():
+            _confined_together[parameter] = together
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the origin to a new file that only its owner can read. Keep it as secret as the model.
@@ -288,6 +301,31 @@ def warn_if_unconfined(parameters: Collection[torch.Tensor], stacklevel: int) ->
         )
 
 
+def check_besides(parameters: Collection[torch.Tensor]) -> None:
+    """Check that trainable parameters that were confined together with these are moved by confined optimisers only.
+
+    As in `cgd.optim.untrained_values`, only those are compared that may have changed since the last step.
+
+    Raises:
+        InputError: one of them has been written since `confine`, by an ordinary optimiser or by the program.
+    """
+    own = set(parameters)
+    models = {id(found): found for each in parameters if (found := _confined_together.get(each)) is not None}
+    for name, reference in chain.from_iterable(models.values()):
+        parameter = reference()
+        if parameter is None or not parameter.requires_grad or parameter in own:
+            continue
+        if _checked.get(parameter) == parameter._version:
+            continue
+        if not is_as_written(parameter):
+            raise InputError(
+                f"{name} has changed since cgd.confine, and the confined optimiser does not have it: it would not be "
+                "summed, and a restarted member would take a step with another gradient. Give the confined optimiser "
+                "all parameters that are trained; or freeze it before cgd.confine, at all members"
+            )
+        _checked[parameter] = parameter._version
+
+
 def _trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
@@ -298,7 +336,7 @@ def check_delta(delta: Any) -> float:
     Raises:
         InputError: it is not a positive number.
     """
-    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta < math.inf:
+    if isinstance(delta, bool) or not isinstance(delta, (int, float)) or not 0 < delta <= sys.float_info.max:
         raise InputError(f"delta is {delta!r}; it is a standard deviation, a positive number (0 would confine nothing)")
     return float(delta)
 

@@ -232,7 +232,7 @@ def check_commitment(
         fact += ", or with another origin of its model" if origin else ""
         more = ": the origin follows from seed=peers.seed, delta and the start of cgd.confine" if origin else ""
         if records_digest:
-            more = ". With a table, [model], δ and the kind of --device must be those of before, too"
+            more = ": the data, and with a table also [model], δ and the kind of --device"
             fact = f"our {samples} samples are not those that {peers.me} was counted with, in number or in content"
         raise SampleCountMismatchError(
             f"{fact}, so the sum of a step would not be the one that was begun. Restart with what was counted{more}; "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cgd.optim.displacement import SGDRule, check_lr, reject_weight_decay
 from cgd.optim.optimizer import ConfinedOptimizer
+from cgd.optim.option_checks import check_flag, check_number
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import ParamsT
@@ -72,4 +73,5 @@ class ConfinedSGD(ConfinedOptimizer):
         super().__init__(params, options, peers=peers, samples=samples, privacy=privacy, max_norm=max_norm, delay=delay)
 
     def _rule(self, group: dict[str, Any]) -> UpdateRule:
-        return SGDRule(check_lr(group["lr"]), float(group["momentum"]), bool(group["nesterov"]))
+        momentum, nesterov = check_number("momentum", group["momentum"]), check_flag("nesterov", group["nesterov"])
+        return SGDRule(check_lr(group["lr"]), momentum, nesterov)

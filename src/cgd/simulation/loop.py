@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from cgd.errors import DivergenceError, InputError
+from cgd.optim.option_checks import check_whole
 from cgd.simulation import checkpoint as checkpoints
 from cgd.simulation.result import History
 
@@ -50,9 +51,7 @@ def evaluation_interval(steps: int, evaluate_every: int | None) -> int:
     Raises:
         InputError: `evaluate_every` is less than one.
     """
-    if evaluate_every is not None and evaluate_every < 1:
-        raise InputError(f"evaluate_every is {evaluate_every}; it must be at least 1")
-    return evaluate_every or max(1, steps // 100)
+    return max(1, steps // 100) if evaluate_every is None else check_whole("evaluate_every", evaluate_every, 1)
 
 
 def describe_loss(loss: Any) -> str:

@@ -12,6 +12,7 @@ import torch
 from cgd.errors import InputError
 from cgd.json_files import convert
 from cgd.optim.grid import Cell
+from cgd.optim.option_checks import check_number
 from cgd.optim.vertical import fuse, log_probabilities, split_first_layer
 from cgd.simulation.kept_model import KeptModels
 from cgd.simulation.population import as_input, as_labels, loss_and_accuracy, sample_cells
@@ -201,17 +202,22 @@ class SimulationResult:
             cell: the participant. In a grid its model takes the features of its column.
             origin_scale: 1 for the confined model, as trained; 0 for the common model, which all participants can
                 compute; `choose_origin_scale` returns what suits the participant.
+
+        Raises:
+            InputError: there is no such participant, or the scale is not a finite number.
         """
-        return next(self._participants.models_of(cell, self.flat_displacement, (origin_scale,)))
+        scale = check_number("origin_scale", origin_scale)
+        return next(self._participants.models_of(cell, self.flat_displacement, (scale,)))
 
     def choose_origin_scale(self, cell: Cell) -> float:
         """Return the factor of the origin that the participant chooses by the losses of the records it held out.
 
         Raises:
-            InputError: the simulation was run without `keep`.
+            InputError: the simulation was run without `keep`, or there is no such participant.
         """
         if self._kept is None:
             raise InputError("no records were held out to choose by; run the simulation with keep=0.1, a tenth of them")
+        self._participants.grid.column_peers(cell)  # raises if the cell is not in the grid
         return self._kept.choose(cell, self.flat_displacement)
 
     @torch.no_grad()

@@ -18,7 +18,8 @@ from cgd.errors import InputError
 from cgd.optim.delayed_steps import check_delay
 from cgd.optim.displacement import SGDRule
 from cgd.optim.flat_vectors import CPU, check_device
-from cgd.optim.lr_scheduler import inverse_square_factor
+from cgd.optim.lr_scheduler import check_decay, inverse_square_factor
+from cgd.optim.option_checks import check_flag, check_number, check_whole
 from cgd.optim.program_checks import check_rule
 from cgd.optim.vertical import check_joint_accepted
 from cgd.simulation.checkpoint import FIXED
@@ -114,7 +115,7 @@ def simulate(
         hold: number of steps with a fixed step size before it decreases.
         schedule: factor of the step size in each step, counted from 0, instead of `mu` and `hold`.
         delay: number of steps after which the displacement moves by a sum, as with `delay` of an optimiser; the last
-            sums move it at the end. One column only.
+            sums move it at the end. One column only, and not with fresh origins.
         seed: seed of the public start, of all origins, see `participant_seed`, and of the noise of `privacy`.
         start: "model" for a public start with the values of the built model, to which every participant adds its
             origin; "zeros" for origins around zero, as in the paper.
@@ -159,8 +160,9 @@ def simulate(
         >>> result.model(cgd.Cell(3, 0))
         Linear(in_features=2, out_features=2, bias=True)
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise InputError(f"steps is {steps!r}; it must be a whole number, at least 0")
+    steps, seed = check_whole("steps", steps), check_whole("seed", seed)
+    for name, flag in (("common_origin", common_origin), ("fresh_origins", fresh_origins)):
+        check_flag(name, flag)
     cluster = RayCluster() if engine == "ray" else engine if isinstance(engine, RayCluster) else None
     known = cluster is not None or engine in ("auto", "modules")
     if arithmetic not in ("float", "ring") or not known or shared not in (None, "mean", "sum"):
@@ -172,12 +174,12 @@ def simulate(
         raise InputError(f"build_model is a {type(build_model).__name__}; pass a function that builds the model")
     if isinstance(lr, bool) or not isinstance(lr, (int, float)):
         raise InputError(f"lr is {lr!r}; it must be a number")
+    check_number("memory", memory, 0)
     if ring is not None and arithmetic != "ring":
         raise InputError("a ring is given and arithmetic is 'float'; set arithmetic='ring'")
     check_joint_accepted(mode, accept)
     evaluate_every = evaluation_interval(steps, evaluate_every)
-    if sample < 1:
-        raise InputError(f"sample is {sample}; it must be at least 1")
+    sample = check_whole("sample", sample, 1)
     check_delay(delay, steps)
     work = Work(batches, local)
     if keep and common_origin:
@@ -205,6 +207,11 @@ def simulate(
             f"delay is {delay} and there are {participants.grid.columns} columns: a step has a sum of each column and "
             "one of all, which are opened together, and in the mode joint a row sums in every forward pass; a delay is "
             "for one column"
+        )
+    if delay and fresh_origins:
+        raise InputError(
+            f"delay is {delay} and there are fresh origins: a gradient would be that of a step before, at the origin "
+            "of another one, and real participants refuse this, too; leave one of both out"
         )
     if local is not None and mode == "joint" and participants.grid.columns > 1:
         raise InputError(
@@ -369,8 +376,8 @@ def step_factor(steps: int, mu: float, hold: int, schedule: Schedule | None) -> 
         if not all(0 <= factor < math.inf for factor in factors):
             raise InputError(f"the schedule returns {factors}; every factor must be a finite number, at least 0")
         return factors.__getitem__, hashlib.sha256(repr(factors).encode()).hexdigest()[:16]
-    shrinking_steps = max(1, steps - hold)
-    inverse_square_factor(0, mu, shrinking_steps, hold)  # raises InputError for invalid values
+    shrinking_steps = max(1, steps - check_whole("hold", hold))
+    check_decay(mu, shrinking_steps, hold)
     described = repr((mu, hold, shrinking_steps)) if mu else FIXED
     return (lambda step: inverse_square_factor(step, mu, shrinking_steps, hold)), described
 

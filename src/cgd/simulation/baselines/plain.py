@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from cgd.errors import InputError
 from cgd.optim.displacement import SGDRule
 from cgd.optim.grid import Cell
 from cgd.simulation.baselines.settings import BaselineResult
+from cgd.simulation.local_training import LocalTraining
 from cgd.simulation.loop import data_digest, describe_loss, evaluation_interval, run_loop
 from cgd.simulation.population import as_input, as_labels, loss_and_accuracy, sample_cells
 from cgd.simulation.result import Evaluation, History
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 
     from cgd.optim.displacement import UpdateRule
     from cgd.simulation.baselines.settings import BaselineSettings
-    from cgd.simulation.local_training import LocalTraining
     from cgd.simulation.loop import TrainingLoop
     from cgd.simulation.population import Loss, Mode
     from cgd.simulation.result import SimulationResult
@@ -280,5 +281,10 @@ def federated_averaging(settings: BaselineSettings, local: LocalTraining, *, rul
 
     Returns:
         The result of the simulation; all participants have the same model.
+
+    Raises:
+        InputError: there is no local training.
     """
+    if not isinstance(local, LocalTraining):
+        raise InputError(f"local is a {type(local).__name__}; pass LocalTraining(…), or use federated_sgd without it")
     return settings.simulate(mode="towers", sample=1, rule=rule, local=local, common_origin=True)
