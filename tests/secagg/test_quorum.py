@@ -15,7 +15,7 @@ from cgd.secagg.codec import Frame, to_bytes
 from cgd.secagg.completion import find_open_sums
 from cgd.secagg.journal import Journal
 from cgd.secagg.key_shares import deal, recover
-from cgd.secagg.messages import Attendance, CompleteSum, Confirm, KeyShare, RevealKey
+from cgd.secagg.messages import Attendance, CompleteSum, Confirm, KeyShare, PositionsGathered, RevealKey
 from cgd.secagg.positions import GroupPosition, OpenStep, Participation
 from support import summing_program
 from support.ideal import ideal_cryptography
@@ -281,6 +281,28 @@ def test_sum_that_no_present_member_may_reveal_is_made_by_those_present() -> Non
     e = simulation.programs["e"]
     assert e.totals[1] == gradient_total("abcd", 1)
     assert e.journal.pending_reveal is None
+    simulation.observations.check()
+
+
+def test_member_that_went_on_alone_takes_over_what_the_others_completed() -> None:
+    """It was the only one that had all announcements of its view, and so the only one that went on."""
+    simulation = started(steps=2)
+    confirmed = confirmed_by_all_to("e")
+    simulation.lost = lambda *frame: confirmed(*frame) or isinstance(frame[2], RevealKey)
+    simulation.exchange()
+    incomplete = {("b", "c"), ("b", "d"), ("c", "b")}
+    simulation.lost = lambda sender, to, message: isinstance(message, PositionsGathered) and (sender, to) in incomplete
+    simulation.stopped = {"e"}
+    simulation.exchange()
+    numbers = {me: simulation.programs[me].journal.started for me in "abcd"}
+    assert numbers["a"] > numbers["b"] == numbers["c"] == numbers["d"]
+    simulation.lost = lambda *_: False
+    simulation.stopped = {"a"}
+    simulation.exchange()
+    assert simulation.steps() == {"a": 1, "b": 2, "c": 2, "d": 2, "e": 2}
+    simulation.stopped.clear()
+    simulation.exchange()
+    assert {each.totals[1] for each in simulation.programs.values()} == {gradient_total("abcde", 1)}
     simulation.observations.check()
 
 

@@ -478,10 +478,10 @@ class ViewChange:
         self, group: Group, transfer: JournalTransfer, own: GroupPosition
     ) -> dict[PeerId, str]:
         positions, claimed, period = self.reports.positions(group.name), transfer.claimed, transfer.period
-        index, started = claimed.length - 1, group.journal.started
+        index, part = claimed.length - 1, own.attendance
         objections = find_objections_in_period(index, transfer.attempt, claimed.head, period, own, positions)
-        if own.length == index and started > period:
-            objections[transfer.source] = "finished the last sum in an earlier view than this member has gone on in"
+        if own.length == index and part is not None and part.revealed_in > period:
+            objections[transfer.source] = "finished the last sum before this member revealed its key in another"
         return objections
 
 
