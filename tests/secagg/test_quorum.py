@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from cgd.errors import RemoteProtocolError
+from cgd.errors import LocalProtocolError, RemoteProtocolError
 from cgd.secagg.attendance import AttendanceExchange, number_of, period_of
 from cgd.secagg.codec import Frame, to_bytes
 from cgd.secagg.completion import find_open_sums
@@ -448,6 +448,23 @@ def test_members_that_count_before_they_repeat_a_step_do_not_void_it() -> None:
     positions["b"] = position(participation(started=PERIOD + 2))
     assert find_open_sums(positions, spec).void_steps == {"a"}
     assert find_open_sums(positions, spec, lambda slot, number: (slot, number) == (0, 3)).void_steps == frozenset()
+
+
+def test_training_stops_if_a_member_of_a_sum_that_may_have_been_opened_is_removed() -> None:
+    """The others cannot complete it, because the file has not the key any more that e signed with."""
+    simulation = started(steps=2)
+    simulation.lost = lambda _sender, _to, message: isinstance(message, RevealKey)
+    simulation.exchange(ticks=1)
+    simulation.lost = lambda *_: False
+    simulation.kill("e")
+    simulation.federation_spec = replace(quorum_spec(4, 3), epoch=2)
+    for program in simulation.programs.values():
+        program.membership.adopt(simulation.federation_spec)
+    simulation.exchange()
+    for program in simulation.programs.values():
+        assert isinstance(program.stopped, LocalProtocolError)
+        assert "may have been revealed with the members a, b, c, d, e" in str(program.stopped)
+    simulation.observations.check()
 
 
 def test_nothing_is_handed_out_without_a_proof_that_all_confirmed() -> None:
