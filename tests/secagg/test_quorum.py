@@ -436,6 +436,19 @@ def test_step_is_repeated_by_the_same_members_also_if_they_have_counted_before()
     simulation.observations.check()
 
 
+def test_sum_that_cannot_be_proved_is_not_waited_for() -> None:
+    """It was revealed before there was a quorum, or with a former member: the member with its record stops."""
+    provable = participation(started=PERIOD, revealed_in=PERIOD, members=tuple("abcd"))
+    for mine, only in (
+        (provable, frozenset("abcd")),
+        (replace(provable, revealed_in=0), frozenset()),
+        (replace(provable, members=tuple("abcdz")), frozenset()),
+    ):
+        others = {name: position(participation(started=PERIOD)) for name in "bcde"}
+        found = find_open_sums({"a": position(mine, bytes(32)), **others}, quorum_spec(5, 4))
+        assert found.only == only
+
+
 def test_members_that_count_before_they_repeat_a_step_do_not_void_it() -> None:
     """Two of four say that they have gone on, and may lie; the third one has revealed the step, too."""
     spec, members = quorum_spec(5, 4), tuple("abcd")

@@ -255,9 +255,9 @@ def find_open_sums(
     found = []
     for revealed in (pending, steps):
         gone = {name for name, each in revealed.items() if has_gone_on(positions, each[2], each[0], federation_spec)}
-        # No sum has fewer members than the quorum. One with former members cannot be completed or repeated: then
-        # `_check_members` in group.py stops the training.
-        live = [each for name, each in revealed.items() if name not in gone and known >= {*each[2]}]
+        # No sum has fewer members than the quorum. One with former members cannot be completed or repeated, and neither
+        # can one of period 0, from before there was a quorum: then `_check_members` in group.py stops the training.
+        live = [each for name, each in revealed.items() if name not in gone and each[0] and known >= {*each[2]}]
         live = sorted((each for each in live if len({*each[2]}) >= quorum), reverse=True)
         found.append((frozenset(gone), live))
     (void, attempts), (void_steps, of_steps) = found
