@@ -9,7 +9,7 @@ NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
 .PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results absence-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
-        fuzz model schedules soak report-picture audit-picture structure coverage clean
+        fuzz model schedules soak quorum-soak report-picture audit-picture structure coverage clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -135,6 +135,9 @@ schedules: .venv/installed-dev  ## run a million random schedules with a dishone
 
 soak: .venv/installed-dev  ## train in five processes that are killed, paused or lose their state, 150 times at random (ten minutes)
 	$(BIN)/python tests/soak.py
+
+quorum-soak: .venv/installed-dev  ## stop, kill and cut off members of five processes with a quorum, 30 times (ten minutes)
+	$(BIN)/python tests/quorum_soak.py
 
 mutations: .venv/installed-dev  ## remove each protection of the threat model, and check that its tests fail
 	$(BIN)/python tests/mutate.py

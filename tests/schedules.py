@@ -2,7 +2,8 @@
 
 A schedule is given by its number, so one that violates an invariant can be repeated: `python tests/schedules.py --only
 NUMBER`. The number of schedules run with the present code is in results/schedules.json, and the next call continues
-there.
+there. `--quorum` runs those of federations with a quorum instead, whose members also come and go (results/
+quorum-schedules.json).
 """
 
 from __future__ import annotations
@@ -23,14 +24,34 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from support.dishonest import Simulation  # noqa: E402
 from support.ideal import ideal_cryptography  # noqa: E402
 from support.observations import InvariantError  # noqa: E402
+from support.quorum import QuorumSimulation  # noqa: E402
 
-PROGRESS = ROOT / "results" / "schedules.json"
-BLOCK = 500
+RESULTS = ROOT / "results"
+BLOCK, QUORUM_BLOCK = 500, 20
 # Shorter schedules finish more sums in the same time, longer ones have more restarts.
 STEPS = (100, 100, 100, 100, 100, 100, 150, 300)
 NAME = re.compile(r"\w+")
 # Honest members and sums. Most schedules have two and one: the smallest setting in which all faults can occur.
 SETTINGS = ((2, 1), (2, 1), (2, 2), (3, 1), (2, 1), (2, 2), (3, 2), (4, 1))
+# Members, the quorum, and the dishonest members. Without any, all must have one history in the end.
+QUORUM_SETTINGS = ((5, 4, ""), (5, 4, "c"), (5, 4, "cd"), (5, 3, ""), (4, 3, ""), (4, 3, "c"), (7, 5, ""), (7, 5, "cd"))
+QUORUM_STEPS = 1500
+
+
+def run_with_quorum(number: int) -> str | None:
+    """Run one schedule of a federation with a quorum; return the violated invariant, if any."""
+    count, quorum, dishonest = QUORUM_SETTINGS[number % len(QUORUM_SETTINGS)]
+    simulation = QuorumSimulation(number, count, quorum, dishonest=dishonest)
+    try:
+        simulation.run(QUORUM_STEPS)
+        if not dishonest:
+            simulation.settle()
+            for me, program in simulation.programs.items():
+                if program.stopped is not None:
+                    raise InvariantError(f"{me} has stopped: {program.stopped}")
+    except InvariantError as error:
+        return f"schedule {number}: {error}"
+    return None
 
 
 def run(number: int) -> str | None:
@@ -48,6 +69,13 @@ def run_block(start: int) -> list[str]:
     """Run a block of schedules."""
     with ideal_cryptography():
         return [violation for number in range(start, start + BLOCK) if (violation := run(number)) is not None]
+
+
+def run_quorum_block(start: int) -> list[str]:
+    """Run a block of schedules with a quorum."""
+    with ideal_cryptography():
+        numbers = range(start, start + QUORUM_BLOCK)
+        return [violation for number in numbers if (violation := run_with_quorum(number)) is not None]
 
 
 def code_digest() -> str:
@@ -94,27 +122,29 @@ def _runs(statement: ast.stmt) -> bool:
 def main() -> None:
     """Run the schedules that are missing."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1_000_000)
+    parser.add_argument("--count", type=int, help="default: a million, or 10,000 with --quorum")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--quorum", action="store_true")
     arguments = parser.parse_args()
     if arguments.only is not None:
         with ideal_cryptography():
-            sys.exit(run(arguments.only))
-    code = code_digest()
-    progress = json.loads(PROGRESS.read_text()) if PROGRESS.exists() else {}
-    done = progress.get(code, 0)
+            sys.exit((run_with_quorum if arguments.quorum else run)(arguments.only))
+    name, block, count = ("quorum-schedules", QUORUM_BLOCK, 10_000) if arguments.quorum else ("schedules", BLOCK, 10**6)
+    count, path, code = arguments.count or count, RESULTS / f"{name}.json", code_digest()
+    done = json.loads(path.read_text()).get(code, 0) if path.exists() else 0
     started = time.monotonic()
-    PROGRESS.parent.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     with multiprocessing.Pool(arguments.processes) as pool:
-        for blocks, violations in enumerate(pool.imap(run_block, range(done, arguments.count, BLOCK)), start=1):
+        results = pool.imap(run_quorum_block if arguments.quorum else run_block, range(done, count, block))
+        for blocks, violations in enumerate(results, start=1):
             if violations:
                 sys.exit("\n".join(violations))
-            PROGRESS.write_text(json.dumps({code: done + blocks * BLOCK}) + "\n")
+            path.write_text(json.dumps({code: done + blocks * block}) + "\n")
             if blocks % 20 == 0:
-                rate = blocks * BLOCK / (time.monotonic() - started)
-                print(f"{done + blocks * BLOCK:,} schedules, no invariant violated ({rate:.0f} a second)", flush=True)
-    print(f"{max(done, arguments.count):,} schedules, no invariant violated")
+                rate = blocks * block / (time.monotonic() - started)
+                print(f"{done + blocks * block:,} schedules, no invariant violated ({rate:.1f} a second)", flush=True)
+    print(f"{max(done, count):,} schedules, no invariant violated")
 
 
 if __name__ == "__main__":

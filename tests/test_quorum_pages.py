@@ -79,3 +79,11 @@ def test_noise_of_a_quorum_is_as_stated(row: list[str]) -> None:
     assert f"{found:.2f}" == noise
     assert found / sigma(None) == pytest.approx(float(factor), abs=0.006)
     assert math.isfinite(found)
+
+
+def test_every_reason_to_wait_is_explained() -> None:
+    sources = [(ROOT / "src" / "cgd" / "secagg" / name).read_text() for name in ("membership.py", "view_change.py")]
+    reasons = {text for source in sources for text in re.findall(r'return "([a-zA-Z: ]+)", ', source)} - {"nothing"}
+    assert {"its report", "agreement on who is present", "its part in a sum that may have been opened"} <= reasons
+    table = page("operations.md").split("Below the table is what our own program waits for:", 1)[1].split("\n\n", 2)[1]
+    assert {reason for reason in reasons if f"`{reason}`" not in table} == set()

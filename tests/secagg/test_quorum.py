@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from cgd.errors import RemoteProtocolError
+from cgd.errors import LocalProtocolError, RemoteProtocolError
 from cgd.secagg.attendance import AttendanceExchange, number_of, period_of
 from cgd.secagg.codec import Frame, to_bytes
 from cgd.secagg.completion import find_open_sums
 from cgd.secagg.journal import Journal
 from cgd.secagg.key_shares import deal, recover
-from cgd.secagg.messages import Attendance, CompleteSum, Confirm, KeyShare, RevealKey
-from cgd.secagg.positions import GroupPosition, Participation
+from cgd.secagg.messages import Attendance, CompleteSum, Confirm, KeyShare, PositionsGathered, RevealKey
+from cgd.secagg.positions import GroupPosition, OpenStep, Participation
 from support import summing_program
 from support.ideal import ideal_cryptography
 from support.quorum import DirectedQuorum, QuorumProgram, QuorumSimulation, quorum_spec
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 SCHEDULES = 15
 MANY = 100
+PERIOD = period_of(1, 7)
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +189,7 @@ def test_first_sum_of_an_epoch_is_made_by_all() -> None:
     assert simulation.programs["a"].membership.waiting_for("everyone")[1] == frozenset("e")
     simulation.start("e")
     simulation.exchange()
-    assert set(simulation.steps().values()) == {1}
+    assert max(simulation.steps().values()) == 1
 
 
 def test_member_never_enters_a_view_again_or_an_earlier_one() -> None:
@@ -282,29 +284,70 @@ def test_sum_that_no_present_member_may_reveal_is_made_by_those_present() -> Non
     simulation.observations.check()
 
 
-def test_pending_reveal_is_void_once_a_quorum_has_started_another_sum() -> None:
-    """The others have started a sum without e, and not finished it: e can go on with them although it has a mark."""
+def test_member_that_went_on_alone_takes_over_what_the_others_completed() -> None:
+    """It was the only one that had all announcements of its view, and so the only one that went on."""
     simulation = started(steps=2)
-    simulation.lost = confirmed_by_all_to("e")
+    confirmed = confirmed_by_all_to("e")
+    simulation.lost = lambda *frame: confirmed(*frame) or isinstance(frame[2], RevealKey)
+    simulation.exchange()
+    incomplete = {("b", "c"), ("b", "d"), ("c", "b")}
+    simulation.lost = lambda sender, to, message: isinstance(message, PositionsGathered) and (sender, to) in incomplete
+    simulation.stopped = {"e"}
+    simulation.exchange()
+    numbers = {me: simulation.programs[me].journal.started for me in "abcd"}
+    assert numbers["a"] > numbers["b"] == numbers["c"] == numbers["d"]
+    simulation.lost = lambda *_: False
+    simulation.stopped = {"a"}
+    simulation.exchange()
+    assert simulation.steps() == {"a": 1, "b": 2, "c": 2, "d": 2, "e": 2}
+    simulation.stopped.clear()
+    simulation.exchange()
+    assert {each.totals[1] for each in simulation.programs.values()} == {gradient_total("abcde", 1)}
+    simulation.observations.check()
+
+
+def test_pending_reveal_is_void_once_a_quorum_has_started_another_sum() -> None:
+    """The others have started a sum without g, and not finished it: g can go on with them although it has a mark."""
+    simulation = started(steps=2, count=7, quorum=5)
+    simulation.lost = confirmed_by_all_to("g")
     simulation.exchange(ticks=1)
-    simulation.stopped.add("e")
+    simulation.stopped.add("g")
     simulation.lost = lambda _sender, _to, message: isinstance(message, Confirm)
     simulation.exchange()
     assert set(simulation.steps().values()) == {1}
     simulation.lost = lambda *_: False
-    simulation.stopped = {"d"}
+    simulation.stopped = {"f"}
     simulation.exchange()
-    assert {simulation.programs[me].totals[1] for me in "abce"} == {gradient_total("abce", 1)}
+    assert {simulation.programs[me].totals[1] for me in "abcdeg"} == {gradient_total("abcdeg", 1)}
     simulation.observations.check()
 
 
 def test_tolerated_members_cannot_void_a_pending_reveal() -> None:
-    """Two of five say that they have gone on without the sum that a may have revealed; a third one is needed."""
-    mine = participation(started=7, revealed_in=7, members=tuple("abcde"))
-    positions = {"a": position(mine, bytes(32)), "e": position(participation(started=7))}
-    liars = {name: position(participation(started=9)) for name in "cd"}
-    assert find_open_sums(positions | liars, 4, 2).void == frozenset()
-    assert find_open_sums(positions | liars | {"e": position(participation(started=9))}, 4, 2).void == {"a"}
+    """Three of five say that they have gone on without the sum that a may have revealed; a fourth one is needed.
+
+    Two of them may lie. The third one may have gone on alone, while the other two handed out their keys.
+    """
+    mine = participation(started=PERIOD, revealed_in=PERIOD, members=tuple("abcde"))
+    positions = {"a": position(mine, bytes(32)), "e": position(participation(started=PERIOD))}
+    gone_on = {name: position(participation(started=PERIOD + 2)) for name in "bcd"}
+    spec = quorum_spec(5, 4)
+    assert find_open_sums(positions | gone_on, spec).void == frozenset()
+    gone_on["e"] = position(participation(started=PERIOD + 2))
+    assert find_open_sums(positions | gone_on, spec).void == {"a"}
+    assert find_open_sums(positions | gone_on, replace(spec, epoch=2)).void == frozenset()  # of another quorum
+    repeating = participation(started=PERIOD + 2, revealed_in=PERIOD, members=tuple("abcde"))
+    gone_on["e"] = position(repeating, bytes(32))  # it has started the same sum anew
+    assert find_open_sums(positions | gone_on, spec).void == frozenset()
+
+
+def test_those_outside_of_a_sum_cannot_void_it() -> None:
+    """All that were not in the sum of a, b, c and d may have gone on, and two dishonest members say so, too."""
+    mine = participation(started=PERIOD, revealed_in=PERIOD, members=tuple("abcd"))
+    positions = {name: position(participation(started=PERIOD + 2)) for name in "bce"}
+    spec = quorum_spec(5, 4)
+    assert find_open_sums({"a": position(mine, bytes(32)), **positions}, spec).void == frozenset()
+    positions["d"] = position(participation(started=PERIOD + 2))
+    assert find_open_sums({"a": position(mine, bytes(32)), **positions}, spec).void == {"a"}
 
 
 def participation(**fields: Any) -> Participation:
@@ -332,6 +375,108 @@ def test_all_members_killed_while_a_sum_was_opened_repeat_it_before_another_one_
         simulation.start(me)
     simulation.exchange(ticks=15)
     assert {each.totals[1] for each in simulation.programs.values()} == {gradient_total("abcd", 1)}
+    simulation.observations.check()
+
+
+def repeating(step: bool) -> DirectedQuorum:
+    """Return members a to d that repeat their sum as above, until confirms are lost; then e comes, and d goes.
+
+    Args:
+        step: the sum is that of a step, so they count before they repeat it. Otherwise it is the count itself.
+    """
+    simulation = DirectedQuorum(sums=1)
+    simulation.exchange()
+    simulation.kill("e")
+    for program in simulation.programs.values():
+        program.sums = 2
+
+    def lose(kind: type[Message]) -> Any:
+        length = len(simulation.programs["a"].journal) + step
+        return lambda sender, to, message: (
+            isinstance(message, kind) and all(len(simulation.programs[me].journal) >= length for me in (sender, to))
+        )
+
+    simulation.lost = lose(RevealKey)
+    simulation.exchange()
+    simulation.remove(*"abcd")
+    simulation.sums = 2
+    for me in "abcd":
+        simulation.start(me)
+    simulation.lost = lose(Confirm)
+    simulation.exchange()
+    assert all(each.membership.waiting_for("everyone")[0] == "Confirm" for each in simulation.programs.values())
+    simulation.lost = lambda *_: False
+    simulation.stopped = {"d"}
+    simulation.start("e")
+    simulation.exchange(ticks=15)
+    assert max(simulation.steps().values()) == 1
+    assert {me for me, each in simulation.programs.items() if each.stopped is not None} == set()
+    return simulation
+
+
+def test_repetition_that_was_begun_and_interrupted_is_repeated_again() -> None:
+    """The members that repeat the sum have deleted what they had of it, except that all confirmed it."""
+    simulation = repeating(step=False)
+    simulation.stopped.clear()
+    simulation.exchange(ticks=30)
+    assert {each.totals[1] for each in simulation.programs.values()} == {gradient_total("abcd", 1)}
+    simulation.observations.check()
+
+
+def test_step_is_repeated_by_the_same_members_also_if_they_have_counted_before() -> None:
+    """The count takes the place of the step in the journal, and d is away before the step itself is repeated."""
+    simulation = repeating(step=True)
+    assert all(simulation.programs[me].journal.step_reveal is not None for me in "abcd")
+    for me in "abc":  # the record is kept on the disk
+        assert Journal.from_bytes(simulation.programs[me].saved).step_reveal is not None
+    simulation.stopped.clear()
+    simulation.exchange(ticks=30)
+    assert {each.totals[1] for each in simulation.programs.values()} == {gradient_total("abcd", 1)}
+    assert all(each.journal.step_reveal is None for each in simulation.programs.values())
+    simulation.observations.check()
+
+
+def test_sum_that_cannot_be_proved_is_not_waited_for() -> None:
+    """It was revealed before there was a quorum, or with a former member: the member with its record stops."""
+    provable = participation(started=PERIOD, revealed_in=PERIOD, members=tuple("abcd"))
+    for mine, only in (
+        (provable, frozenset("abcd")),
+        (replace(provable, revealed_in=0), frozenset()),
+        (replace(provable, members=tuple("abcdz")), frozenset()),
+    ):
+        others = {name: position(participation(started=PERIOD)) for name in "bcde"}
+        found = find_open_sums({"a": position(mine, bytes(32)), **others}, quorum_spec(5, 4))
+        assert found.only == only
+
+
+def test_members_that_count_before_they_repeat_a_step_do_not_void_it() -> None:
+    """Two of four say that they have gone on, and may lie; the third one has revealed the step, too."""
+    spec, members = quorum_spec(5, 4), tuple("abcd")
+    step = OpenStep(0, 3, bytes(32), PERIOD, members)
+    mine = participation(started=PERIOD, revealed_in=PERIOD, members=members, step=step)
+    liars = {name: position(participation(started=PERIOD + 2)) for name in "cd"}
+    counted = participation(started=PERIOD + 2, step=step)
+    positions = {"a": position(mine, bytes(32)), "b": position(counted), **liars}
+    assert find_open_sums(positions, spec).void_steps == frozenset()
+    positions["b"] = position(participation(started=PERIOD + 2))
+    assert find_open_sums(positions, spec).void_steps == {"a"}
+    assert find_open_sums(positions, spec, lambda slot, number: (slot, number) == (0, 3)).void_steps == frozenset()
+
+
+def test_training_stops_if_a_member_of_a_sum_that_may_have_been_opened_is_removed() -> None:
+    """The others cannot complete it, because the file has not the key any more that e signed with."""
+    simulation = started(steps=2)
+    simulation.lost = lambda _sender, _to, message: isinstance(message, RevealKey)
+    simulation.exchange(ticks=1)
+    simulation.lost = lambda *_: False
+    simulation.kill("e")
+    simulation.federation_spec = replace(quorum_spec(4, 3), epoch=2)
+    for program in simulation.programs.values():
+        program.membership.adopt(simulation.federation_spec)
+    simulation.exchange()
+    for program in simulation.programs.values():
+        assert isinstance(program.stopped, LocalProtocolError)
+        assert "may have been revealed with the members a, b, c, d, e" in str(program.stopped)
     simulation.observations.check()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,15 +12,18 @@ import pytest
 from cgd.secagg.attendance import MAX_LEAP, AttendanceExchange
 from cgd.secagg.codec import MAX_ATTENDANCE, Frame, to_bytes
 from cgd.secagg.membership import NO_VIEW
-from cgd.secagg.messages import Attendance
+from cgd.secagg.messages import Attendance, CompleteSum, Confirm, PositionsGathered, RevealKey
 from cgd.secagg.positions import Participation
 from support import summing_program
 from support.ideal import ideal_cryptography
-from support.quorum import DirectedQuorum, QuorumSimulation, quorum_spec
+from support.quorum import DirectedQuorum, QuorumObservations, QuorumSimulation, quorum_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from cgd.secagg.completion import InterruptedSum
+    from cgd.secagg.group import Group
+    from cgd.secagg.messages import Message
     from cgd.secagg.positions import GroupPosition
 
 FIVE = ("a", "b", "c", "d", "e")
@@ -138,3 +143,99 @@ def test_returning_member_follows_the_others_however_far_they_are() -> None:
         alone.receive(peer, Attendance(5000, FIVE, PROCESSES, (), begun=True))
     alone.update(lambda _: PROCESSES)
     assert alone.own.number == 2
+
+
+# Two dishonest members, b and c, of five with a quorum of four.
+
+
+class Coalition(DirectedQuorum):
+    """The dishonest members b and c follow the protocol, and a test forges their reports and drops their messages."""
+
+    def __init__(self) -> None:
+        super().__init__(sums=1)
+        self.learned = self.observations = QuorumObservations(4, "bc")
+        self.lie: Callable[[Participation], tuple[bytes | None, Participation]] | None = None
+        self.exchange()
+        for me in self.programs:
+            self.programs[me].sums = 2
+        for me in "bc":
+            group = self.group(me)
+            group.position = partial(self.forged, group.position)  # type: ignore[method-assign]
+
+    def group(self, me: str) -> Group:
+        return self.programs[me].membership.group("everyone")
+
+    def forged(self, position: Callable[..., GroupPosition], commitment: bytes, *, states: bool) -> GroupPosition:
+        true = position(commitment, states=states)
+        if self.lie is None or true.attendance is None:
+            return true
+        pending, attendance = self.lie(true.attendance)
+        return replace(true, pending_reveal=pending, revealed=(), attendance=attendance)
+
+    def forget(self) -> None:
+        """Let the dishonest members delete their records."""
+        for me in "bc":
+            group = self.group(me)
+            group.interrupted = group.journal.pending_reveal = None
+            group.journal.revealed_steps.clear()
+
+    def interrupt(self) -> InterruptedSum:
+        """Let all confirm a step; b and c alone have all confirms, and reveal nothing. Return what they have of it."""
+        length = len(self.group("a").journal)
+        self.lost = lambda _sender, to, message: (
+            len(self.group(to).journal) == length
+            and (isinstance(message, RevealKey) or (isinstance(message, Confirm) and to not in "bc"))
+        )
+        self.exchange()
+        group = self.group("b")
+        assert group.session is not None
+        assert group.reports is not None
+        found = group.session.interrupted(group.reports.view)
+        assert found is not None
+        self.forget()
+        return found
+
+
+def test_member_that_went_on_alone_and_two_that_lie_do_not_open_a_step_twice() -> None:
+    """Otherwise the difference of the two sums would be the gradient of e."""
+    simulation = Coalition()
+    own = simulation.interrupt()
+    nothing = Participation(own.epoch)
+    # a goes on without e. For d, b has not announced that it has all reports, so d does not.
+    simulation.lie = lambda _: (None, nothing)
+    simulation.stopped = {"e"}
+    simulation.lost = lambda sender, to, message: isinstance(message, PositionsGathered) and (sender, to) == ("b", "d")
+    simulation.exchange()
+    assert simulation.group("a").journal.started > own.epoch == simulation.group("d").journal.started
+    simulation.forget()
+    # d and e hand out their keys and shares, to complete the step of all five. b and c keep theirs.
+    helpful = Participation(own.epoch, own.epoch, FIVE, own.attempt, has_total=True)
+    simulation.lie = lambda _: (own.attempt, helpful)
+
+    def collect(sender: str, to: str, message: Message) -> bool:
+        if isinstance(message, CompleteSum) and to in "bc" and sender in "de":
+            simulation.learned.add_completion(message.content)
+        return isinstance(message, CompleteSum) and (to in "bc" or sender in "bc")
+
+    simulation.stopped, simulation.lost = {"a"}, collect
+    simulation.exchange(ticks=1)
+    proof = CompleteSum("everyone", json.dumps(own.proof.to_json()).encode())
+    for me in "de":
+        simulation.deliver("b", me, to_bytes(Frame(simulation.programs["b"].membership.view, 0, proof)))
+    simulation.exchange(ticks=1)
+    assert simulation.group("d").journal.pending_reveal is not None
+    assert simulation.group("e").journal.pending_reveal is not None
+    # Without e, b and c say that they have gone on, and a has. That must not void the pending reveal of d.
+    simulation.forget()
+    simulation.lie = lambda _: (None, Participation(own.epoch + 9))
+    simulation.stopped, simulation.lost = {"e"}, lambda *_: False
+    simulation.exchange()
+    assert set(simulation.steps().values()) == {1}
+    assert simulation.group("d").journal.pending_reveal is not None
+    simulation.observations.check()
+    # All are back, and b and c do not lie any more: the step is made by all five.
+    simulation.stopped, simulation.lie = set(), None
+    simulation.exchange()
+    assert set(simulation.steps().values()) == {2}
+    assert len({simulation.programs[me].totals[1] for me in FIVE}) == 1
+    simulation.observations.check()

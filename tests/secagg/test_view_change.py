@@ -18,6 +18,7 @@ from cgd.secagg.membership import Membership
 from cgd.secagg.messages import Hello, JournalChunk, JournalPosition, JournalRequest, Message
 from cgd.secagg.positions import GroupPosition, PositionReport
 from cgd.secagg.statements import slot_of, statement
+from cgd.secagg.view_change import MAX_TRANSFERS
 from support.histories import append_certified
 from support.identities import identity
 from support.member_simulation import (
@@ -153,19 +154,46 @@ def test_journal_of_a_group_is_sent_to_its_members_only() -> None:
         membership.receive("d", frame)
 
 
-def test_repeated_request_is_not_answered() -> None:
+def test_repeated_request_is_answered_but_not_without_limit() -> None:
+    """An honest member repeats it if our states changed while its request was on the way."""
     simulation = MemberSimulation(5, sums=1)
     simulation.run()
     simulation.steps(300)
     membership = simulation.programs["a"].membership
-    for _ in range(3):
+    for _ in range(3 * MAX_TRANSFERS):
         membership.receive("b", to_bytes(Frame(membership.view, 0, JournalRequest("everyone"))))
     recipients = [
         to
         for to, frame in iter(membership.next_outgoing, None)
         if isinstance(from_bytes(frame, "a").message, JournalChunk)
     ]
-    assert recipients == ["b"]
+    assert recipients == ["b"] * MAX_TRANSFERS
+
+
+def test_journal_is_requested_again_after_the_state_changed_while_the_request_was_on_the_way() -> None:
+    """What arrives first has a state that b has not reported yet, so d drops it."""
+    simulation = MemberSimulation.idle({"a": 3, "b": 3, "c": 3})
+    requested: list[str] = []
+
+    def save_state(me: str) -> None:
+        simulation.programs[me].group.journal.save_state(0, 3, b"the state after three steps")
+        simulation.programs[me].membership.state_saved()
+
+    def alter(sender: str, to: str, message: Message) -> Message:
+        if sender == "d" and isinstance(message, JournalRequest):
+            requested.append(to)
+            if len(requested) == 1:
+                save_state(to)
+        return message
+
+    simulation.exchange(alter)
+    assert simulation.finished()["d"] == 0
+    for me in "abc":
+        save_state(me)
+    assert simulation.exchange(alter) == []
+    assert requested == ["a", "a"]
+    assert simulation.finished()["d"] == 3
+    assert simulation.programs["d"].group.journal.states[0].steps == 3
 
 
 def test_unrequested_and_unordered_chunks_have_no_effect() -> None:

@@ -82,7 +82,8 @@ class CutProxy:
                 asyncio.ensure_future(self._pump(pair, target_reader, writer)),
             ]
             try:
-                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                with contextlib.suppress(asyncio.CancelledError):  # the proxy ends
+                    await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for pump in pumps:
                     pump.cancel()

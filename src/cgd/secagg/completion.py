@@ -12,8 +12,8 @@ member has a pending reveal is never summed again by others: this very attempt i
    records a pending reveal before, as if it revealed its own key.
 3. A member that starts a sum in a later view deletes what it has of earlier attempts. So if a quorum has gone on, too
    few are left to complete the attempt, and if a quorum has begun to complete it, too few are left to go on: two
-   quorums have an honest member in common. A pending reveal is void when more members than may be dishonest report
-   that they have gone on.
+   quorums have an honest member in common. A pending reveal is void when so many members of its sum report that they
+   have gone on without it that, even if some of them lie, too few are left to open it (`has_gone_on`).
 4. The completed sum has an ordinary certificate: the statements and the keys of all its members.
 
 If the shares do not suffice, or no present member has the masked total, the same members repeat the sum, as without a
@@ -29,6 +29,7 @@ from hashlib import sha256
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
+from cgd.secagg.attendance import epoch_of
 from cgd.secagg.certificates import Certificate, Terms, attempt_digest
 from cgd.secagg.codec import read_spec
 from cgd.secagg.key_shares import recover
@@ -37,11 +38,11 @@ from cgd.secagg.messages import KEY_SHARE_BYTES, SELF_MASK_KEY_BYTES
 from cgd.secagg.statements import slot_of, statement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     import numpy.typing as npt
 
-    from cgd.secagg.federation_spec import PublicKeys
+    from cgd.secagg.federation_spec import FederationSpec, PublicKeys
     from cgd.secagg.messages import PeerId, SumSpec
     from cgd.secagg.positions import GroupPosition, Participation
 
@@ -186,46 +187,88 @@ class OpenSums:
 
     Attributes:
         void: the members whose pending reveal is void: those present have gone on without it.
+        void_steps: the members whose record of a step that may have been revealed is void.
         attempt: the attempt to complete, if there is one.
         only: the members that have to repeat a sum before the next one, because nobody can complete it.
         repeated: the attempt at that sum. One member may have invented it, so it has to be proved.
     """
 
     void: frozenset[PeerId] = frozenset()
+    void_steps: frozenset[PeerId] = frozenset()
     attempt: bytes | None = None
     only: frozenset[PeerId] = frozenset()
     repeated: bytes | None = None
 
 
-def find_open_sums(positions: Mapping[PeerId, GroupPosition], quorum: int, tolerated: int) -> OpenSums:
-    """Compare the first reports of all members of a view; all of them come to the same result."""
+def has_gone_on(
+    positions: Mapping[PeerId, GroupPosition], members: Collection[PeerId], period: int, federation_spec: FederationSpec
+) -> bool:
+    """Return whether so many members of an attempt report that they have gone on that it was and will not be opened.
+
+    Whoever has gone on without a pending reveal of the attempt has handed out nothing of it, and never will. To open
+    it, the shares of a quorum are needed, or the keys of all. So if it was opened, at most n − q of its n members have
+    gone on, and more of them may say so if they are dishonest. Members that repeat it keep a pending reveal of it.
+
+    Args:
+        positions: the first reports of the members of the view.
+        members: the members of the attempt.
+        period: the period in which it was made. Numbers of earlier epochs, with other quorums, prove nothing.
+        federation_spec: the federation spec.
+    """
+    if epoch_of(period) != federation_spec.epoch or federation_spec.quorum is None:
+        return False
+    of_attempt = set(members)
+    reports = [_part(positions[name]) for name in of_attempt & positions.keys()]
+    gone_on = sum(each.started > period and of_attempt not in _revealed_with(each) for each in reports)
+    return gone_on > len(of_attempt) - federation_spec.quorum + federation_spec.tolerated
+
+
+def _revealed_with(part: Participation) -> list[set[PeerId]]:
+    """Return the members of the sums that a member may have revealed."""
+    return [set(part.members), *([] if part.step is None else [set(part.step.members)])]
+
+
+def find_open_sums(
+    positions: Mapping[PeerId, GroupPosition],
+    federation_spec: FederationSpec,
+    is_finished: Callable[[int, int], bool] = lambda _slot, _number: False,
+) -> OpenSums:
+    """Compare the first reports of all members of a view; all of them come to the same result.
+
+    Args:
+        positions: the first reports.
+        federation_spec: the federation spec.
+        is_finished: returns whether the gradient sum of a step, given by its slot and number, is in the journal.
+    """
+    quorum, known = federation_spec.quorum or len(federation_spec.members), set(federation_spec.members)
     longest = max(position.length for position in positions.values())
-    marked = {
-        name: position
-        for name, position in positions.items()
-        if position.length == longest and position.pending_reveal is not None
+    pending = {
+        name: (_part(each).revealed_in, each.pending_reveal, _part(each).members)
+        for name, each in positions.items()
+        if each.length == longest and each.pending_reveal is not None
     }
-    void = frozenset(
-        name
-        for name, position in marked.items()
-        if sum(_part(other).started > _part(position).started for other in positions.values()) > tolerated
-    )
-    live = [
-        position
-        for name, position in sorted(marked.items())
-        if name not in void and len(_part(position).members) >= quorum  # no sum has fewer members
-    ]
-    live.sort(key=lambda position: (_part(position).revealed_in, position.pending_reveal), reverse=True)
-    for position in live:
-        members, attempt = set(_part(position).members), position.pending_reveal
-        with_material = {name for name, each in positions.items() if _part(each).material == attempt} & members
-        has_total = any(_part(positions[name]).has_total for name in with_material)
-        if has_total and (len(with_material) >= quorum or members == with_material):
-            return OpenSums(void, attempt)
-    for position in live:
-        if (only := frozenset(_part(position).members)) != positions.keys():
-            return OpenSums(void, only=only, repeated=position.pending_reveal)
-    return OpenSums(void)
+    steps = {
+        name: (step.period, step.attempt, step.members)
+        for name, each in positions.items()
+        if (step := _part(each).step) is not None and not is_finished(step.slot, step.number)
+    }
+    found = []
+    for revealed in (pending, steps):
+        gone = {name for name, each in revealed.items() if has_gone_on(positions, each[2], each[0], federation_spec)}
+        # No sum has fewer members than the quorum. One with former members cannot be completed or repeated, and neither
+        # can one of period 0, from before there was a quorum: then `_check_members` in group.py stops the training.
+        live = [each for name, each in revealed.items() if name not in gone and each[0] and known >= {*each[2]}]
+        live = sorted((each for each in live if len({*each[2]}) >= quorum), reverse=True)
+        found.append((frozenset(gone), live))
+    (void, attempts), (void_steps, of_steps) = found
+    for _, attempt, members in attempts:
+        with_material = {name for name, each in positions.items() if _part(each).material == attempt} & {*members}
+        if len(with_material) >= quorum and any(_part(positions[name]).has_total for name in with_material):
+            return OpenSums(void, void_steps, attempt)
+    for _, attempt, members in [*attempts, *of_steps]:
+        if (only := frozenset(members)) != positions.keys():
+            return OpenSums(void, void_steps, only=only, repeated=attempt)
+    return OpenSums(void, void_steps)
 
 
 def _part(position: GroupPosition) -> Participation:

@@ -19,7 +19,7 @@ from cgd.secagg.completion import InterruptedSum
 from cgd.secagg.journal_entry import Step
 from cgd.secagg.key_agreement import derive_group_key
 from cgd.secagg.messages import SESSION_BYTES
-from cgd.secagg.positions import MAX_STATES, GroupPosition, Participation
+from cgd.secagg.positions import MAX_STATES, GroupPosition, OpenStep, Participation
 from cgd.secagg.reduction import HubKeys
 from cgd.secagg.session import Session
 
@@ -327,6 +327,20 @@ class Group:
             return None
         return own
 
+    def proof(self, attempt: bytes | None) -> InterruptedSum | None:
+        """Return what proves an attempt that we may have revealed, also if we have begun to repeat it."""
+        for reveal in (self.journal.pending_reveal, self.journal.step_reveal):
+            if reveal is not None and reveal.attempt == attempt and reveal.interrupted is not None:
+                return InterruptedSum.from_json(reveal.interrupted).proof
+        return None
+
+    def may_be_repeated(self, own: InterruptedSum) -> bool:
+        """Return whether an attempt is one at the next sum, or at a gradient sum that is not finished."""
+        step = own.decoded_terms.step if own.sum_spec.weighted else None
+        if step is not None:
+            return own.index <= len(self.journal) and not self.journal.is_finished(*step)
+        return own.index == len(self.journal)
+
     def record_completion(self, own: InterruptedSum) -> None:
         """Record that we help to open an interrupted sum, before our keys and shares are sent."""
         terms, step = own.decoded_terms, None
@@ -352,11 +366,17 @@ class Group:
         self.interrupted = None
         self.run()
 
-    def void_reveal(self) -> None:
-        """Drop our pending reveal, because a quorum has gone on without it."""
-        self.journal.void_pending_reveal()
-        self.interrupted = None
-        self.on_pending_reveal(self)
+    def void_reveals(self, *, pending: bool, step: bool) -> None:
+        """Drop our pending reveals, because a quorum has gone on without them."""
+        reveal, own = self.journal.pending_reveal, self.interrupted
+        if pending:
+            self.journal.void_pending_reveal()
+            if reveal is not None and own is not None and own.attempt == reveal.attempt:
+                self.interrupted = None  # else it is of a later attempt, which may still be completed
+        if step:
+            self.journal.void_step_reveal()
+        if pending or step:
+            self.on_pending_reveal(self)
 
     def _participation(self) -> Participation:
         reveal, own = self.journal.pending_reveal, self.material()
@@ -369,7 +389,15 @@ class Group:
             () if reveal is None else tuple(sorted(reveal.members)),
             None if own is None else own.attempt,
             own is not None and own.masked is not None,
+            self._open_step(),
         )
+
+    def _open_step(self) -> OpenStep | None:
+        for reveal in (self.journal.pending_reveal, self.journal.step_reveal):
+            if reveal is not None and reveal.step is not None and reveal.interrupted is not None:
+                period = InterruptedSum.from_json(reveal.interrupted).epoch
+                return OpenStep(*reveal.step, reveal.attempt, period, tuple(sorted(reveal.members)))
+        return None
 
     def _begin_period(self) -> None:
         """Record, before our `Ready` is sent, that we go on in this period, and delete what we have of earlier sums."""

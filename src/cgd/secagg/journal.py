@@ -95,6 +95,8 @@ class Journal:
         self.states: dict[int, OptimizerState] = {}
         self.pending_reveal: PendingReveal | None = None
         """The unfinished sum for which our self-mask key may have been sent, if any."""
+        self.step_reveal: PendingReveal | None = None
+        """If there is a quorum, the pending reveal of a gradient sum that another sum has taken the place of."""
         self.revealed_steps: dict[int, RevealedStep] = {}
         """The latest step of each optimiser, by slot, whose gradient sum may have been revealed."""
         self.started = 0
@@ -139,15 +141,35 @@ class Journal:
             members = tuple(sorted(entry.certificate.keys)) if entry.certificate is not None else ()
             self.add_revealed_step(entry.step.slot, RevealedStep(entry.step.number, members, (), finished=True))
         if self.pending_reveal is not None and self.pending_reveal.index < len(self):
-            self.pending_reveal = None
+            self._replace_pending_reveal(None)
+        self._drop_finished_step()
 
     def set_pending_reveal(self, pending_reveal: PendingReveal | None) -> None:
         """Record that our self-mask key for a sum may be sent from now on."""
-        self.pending_reveal = pending_reveal
+        self._replace_pending_reveal(pending_reveal)
         if pending_reveal is not None and pending_reveal.step is not None:
             slot, number = pending_reveal.step
             members, keys, spec = pending_reveal.members, pending_reveal.keys, pending_reveal.spec
             self.add_revealed_step(slot, RevealedStep(number, members, keys, finished=False, spec=spec))
+
+    def _replace_pending_reveal(self, new: PendingReveal | None) -> None:
+        """Replace the pending reveal; that of an unfinished step is kept when a count of samples takes its place."""
+        before, self.pending_reveal = self.pending_reveal, new
+        if before is not None and before.step is not None and before.interrupted is not None:
+            self.step_reveal = before
+        if new is not None and new.step is not None:
+            self.step_reveal = None
+        self._drop_finished_step()
+
+    def _drop_finished_step(self) -> None:
+        reveal = self.step_reveal
+        if reveal is not None and reveal.step is not None and self.is_finished(*reveal.step):
+            self.step_reveal = None
+
+    def is_finished(self, slot: int, number: int) -> bool:
+        """Return whether the gradient sum of a step is in the journal."""
+        latest = self.revealed_steps.get(slot)
+        return latest is not None and (latest.number, latest.finished) >= (number, True)
 
     @property
     def has_unfinished(self) -> bool:
@@ -157,6 +179,14 @@ class Journal:
     def void_pending_reveal(self) -> None:
         """Drop our pending reveal: a quorum has gone on without this sum, so it can never be opened."""
         reveal, self.pending_reveal = self.pending_reveal, None
+        self._void_step(reveal)
+
+    def void_step_reveal(self) -> None:
+        """Drop the pending reveal of a gradient sum that another sum has taken the place of, for the same reason."""
+        reveal, self.step_reveal = self.step_reveal, None
+        self._void_step(reveal)
+
+    def _void_step(self, reveal: PendingReveal | None) -> None:
         if reveal is None or reveal.step is None:
             return
         slot, number = reveal.step
@@ -298,18 +328,23 @@ class Journal:
             "mark": self.pending_reveal and self.pending_reveal.to_json(),
             "revealed": [[slot, *step.to_json()] for slot, step in self.revealed_steps.items()],
         }
+        if self.step_reveal is not None:
+            own["step"] = self.step_reveal.to_json()
         return own | ({"started": self.started} if self.started else {})
 
     def _read_own_records(self, own: Mapping[str, Any]) -> None:
         """Read the result of `_own_records`, or the part of it that was stored."""
         if "started" in own:  # then the revealed steps are complete, and some may have become void
             self.revealed_steps.clear()
+            self.pending_reveal = self.step_reveal = None
             self.started = int(own["started"])
         self.set_pending_reveal(None if own["mark"] is None else PendingReveal.from_json(own["mark"]))
         for slot, *step in own.get("revealed", ()):
             if type(slot) is not int:
                 raise ValueError("a revealed step is malformed")
             self.revealed_steps[slot] = RevealedStep.from_json(step)
+        if own.get("step") is not None:
+            self.step_reveal = PendingReveal.from_json(own["step"])
 
     def export_since(self, since: int, *, states: bool) -> bytes:
         """Encode the entries from index `since` on, without the totals that the states include."""

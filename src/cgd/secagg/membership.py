@@ -451,7 +451,7 @@ class Membership:
             send=lambda to, message: self._outbox.put(to, Frame(self.view, 0, message)),
             send_evidence=self._send_to_all,
             renew=self._ask_for_new_view,
-            tolerated=self.federation_spec.tolerated,
+            whole=self.federation_spec,
         )
         view_change.start(self._hellos.signed_keys())
         faults = view_change.receive_early(self.view, self._early)

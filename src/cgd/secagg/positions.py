@@ -35,6 +35,25 @@ class StateSummary:
 
 
 @dataclass(frozen=True)
+class OpenStep:
+    """The gradient sum of an optimiser step that a member may have revealed, and that is not finished.
+
+    Attributes:
+        slot: the optimiser.
+        number: the number of the step.
+        attempt: the attempt in which the member revealed its key.
+        period: the period of the attempt.
+        members: its members.
+    """
+
+    slot: int
+    number: int
+    attempt: bytes
+    period: int
+    members: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
 class Participation:
     """If there is a quorum: what a member has of sums that may have been opened; see `completion.py`.
 
@@ -44,6 +63,7 @@ class Participation:
         members: the members of the sum of its pending reveal.
         material: the attempt that it can help to complete, if there is one.
         has_total: whether it has the masked total of this attempt.
+        step: the gradient sum that it may have revealed; another sum, a count, may have taken its place since.
     """
 
     started: int
@@ -51,6 +71,7 @@ class Participation:
     members: tuple[PeerId, ...] = ()
     material: bytes | None = None
     has_total: bool = False
+    step: OpenStep | None = None
 
 
 @dataclass(frozen=True)
@@ -289,15 +310,28 @@ def _state_row(state: StateSummary) -> list[Any]:
 
 def _participation_row(each: Participation) -> list[Any]:
     material = None if each.material is None else each.material.hex()
-    return [each.started, each.revealed_in, each.members, material, each.has_total]
+    row: list[Any] = [each.started, each.revealed_in, each.members, material, each.has_total]
+    if (step := each.step) is not None:
+        row.append([step.slot, step.number, step.attempt.hex(), step.period, step.members])
+    return row
 
 
 def _read_participation(row: Any) -> Participation:
-    started, revealed_in, members, material, has_total = row
-    if not all(isinstance(name, str) for name in members) or len(members) > MAX_STATES:
-        raise ValueError("the members of a sum are malformed")
+    started, revealed_in, members, material, has_total, *rest = row
+    if len(rest) > 1:
+        raise ValueError("a participation has too many fields")
+    step = None
+    if rest:
+        slot, number, digest, period, names = rest[0]
+        step = OpenStep(_count(slot), _count(number), _digest(digest), _count(period), _names(names))
     attempt = None if material is None else _digest(material)
-    return Participation(_count(started), _count(revealed_in), tuple(members), attempt, bool(has_total))
+    return Participation(_count(started), _count(revealed_in), _names(members), attempt, bool(has_total), step)
+
+
+def _names(values: Any) -> tuple[PeerId, ...]:
+    if not all(isinstance(name, str) for name in values) or len(values) > MAX_STATES:
+        raise ValueError("the members of a sum are malformed")
+    return tuple(values)
 
 
 def _read_position(row: Any) -> GroupPosition:

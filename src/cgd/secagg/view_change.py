@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError, RemoteProtocolError
 from cgd.secagg.attendance import epoch_of
 from cgd.secagg.certificates import find_objections, find_objections_in_period
-from cgd.secagg.completion import InterruptedSum, OpenSums, find_open_sums
+from cgd.secagg.completion import InterruptedSum, OpenSums, find_open_sums, has_gone_on
 from cgd.secagg.journal_transfer import JournalTransfer
 from cgd.secagg.key_agreement import derive_pair_keys
 from cgd.secagg.messages import (
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     EarlyReport = tuple[bytes, JournalPosition | PositionsGathered]
 
 CHUNK_BYTES = 1 << 20
-# The number of journal transfers to one member in a view: it may request another one when states have changed.
+# The number of journal transfers to one member in a view. It may request the same one twice: if our states changed
+# while its request was on the way, it drops what we sent, until all members that are ahead have reported the new ones.
 MAX_TRANSFERS = 8
 
 
@@ -70,7 +72,7 @@ class ViewChange:
         send: sends a message of this view to a peer.
         send_evidence: sends evidence to all members.
         renew: asks for a new view, if possible of these members only.
-        tolerated: the number of dishonest members that is tolerated with a quorum.
+        whole: the federation spec with the members that are absent; the same one without a quorum.
 
     Attributes:
         statement_log: the signed statements of the view.
@@ -88,7 +90,7 @@ class ViewChange:
         send: Callable[[PeerId, Message], None],
         send_evidence: Callable[[SignedEvidence], None],
         renew: Callable[[frozenset[PeerId]], None] = lambda _: None,
-        tolerated: int = 0,
+        whole: FederationSpec | None = None,
     ) -> None:
         self._renew = renew
         self._open_sums: dict[str, OpenSums] = {}
@@ -98,7 +100,7 @@ class ViewChange:
         self._me, self._federation_spec, self._groups = me, federation_spec, groups
         self._send = send
         self._others = [peer for peer in federation_spec.members if peer != me]
-        self._tolerated = tolerated
+        self._whole = whole or federation_spec
         pair_keys = {
             peer: derive_pair_keys(me, identity, ephemeral, peer, federation_spec, view) for peer in self._others
         }
@@ -107,7 +109,7 @@ class ViewChange:
         self.reports = PositionReports(me, federation_spec, pair_keys, self.statement_log)
         self._contributions = {name: os.urandom(CONTRIBUTION_BYTES) for name in groups}
         self._requested: set[tuple[PeerId, str]] = set()
-        self._transferred: dict[tuple[PeerId, str], set[tuple[int, ...]]] = {}
+        self._transferred: Counter[tuple[PeerId, str]] = Counter()
         self._objections: dict[str, dict[PeerId, str]] = {}
         self._level: set[str] = set()  # groups in which no member is behind: they stay so in this view
         for name, group in groups.items():
@@ -283,12 +285,16 @@ class ViewChange:
             return False
         if group.name not in self._open_sums:
             positions = self.reports.first_positions(group.name)
-            found = find_open_sums(positions, quorum, self._tolerated)
+            found = find_open_sums(positions, self._whole, group.journal.is_finished)
+            own = group.proof(found.attempt or found.repeated)
+            if own is not None and not own.is_proved(group.name, self._federation_spec.keys):
+                # A member has another key now: `_check_members` in group.py stops the training.
+                found = OpenSums(found.void, found.void_steps)
             self._open_sums[group.name] = found
             longest = self.reports.max_length[group.name]
-            group.ignored = found.void | {name for name, each in positions.items() if each.length < longest}
-            if self._me in found.void:
-                group.void_reveal()
+            behind = {name for name, each in positions.items() if each.length < longest}
+            group.ignored = found.void | found.void_steps | behind
+            group.void_reveals(pending=self._me in found.void, step=self._me in found.void_steps)
         found = self._open_sums[group.name]
         if found.attempt is not None:
             self._complete(group, found.attempt, quorum)
@@ -302,20 +308,19 @@ class ViewChange:
 
         A dishonest member could otherwise leave out anybody, by claiming a sum that never was.
         """
-        own, keys = group.material(), self._federation_spec.keys
-        if own is not None and own.attempt == found.repeated and group.name not in self._handed_out:
+        own, keys = group.proof(found.repeated), self._federation_spec.keys
+        if own is not None and group.name not in self._handed_out:
             self._handed_out.add(group.name)
-            content = json.dumps(own.proof.to_json()).encode()
+            content = json.dumps(own.to_json()).encode()
             for peer in self._others:
                 self._send(peer, CompleteSum(group.name, content))
         for each in [*([] if own is None else [own]), *self._completions.get(group.name, {}).values()]:
-            if each.attempt != found.repeated or each.index != len(group.journal):
+            if each.attempt != found.repeated or not group.may_be_repeated(each):
                 continue
             if found.only == each.commitments.keys() and each.is_proved(group.name, keys):
-                started = [position.attendance for position in self.reports.first_positions(group.name).values()]
-                later = sum(one is not None and one.started > each.epoch for one in started)
-                if later > self._tolerated:  # those present have gone on without it
-                    self._open_sums[group.name] = OpenSums(found.void)
+                positions = self.reports.first_positions(group.name)
+                if has_gone_on(positions, found.only, each.epoch, self._whole):
+                    self._open_sums[group.name] = OpenSums(found.void, found.void_steps)
                 elif group.name not in self._repeating:
                     self._repeating.add(group.name)
                     self._renew(found.only)
@@ -410,11 +415,9 @@ class ViewChange:
             and len(journal) != self.reports.latest[self._me].groups[group.name].length
         ):
             return  # we have completed a sum since we reported: the member catches up in the next view
-        version = (request.states, len(journal), *(state.steps for _, state in sorted(journal.states.items())))
-        transferred = self._transferred.setdefault((sender, request.group), set())
-        if version in transferred or len(transferred) >= MAX_TRANSFERS:  # no member needs the same one twice in a view
+        if self._transferred[sender, request.group] >= MAX_TRANSFERS:
             return
-        transferred.add(version)
+        self._transferred[sender, request.group] += 1
         content = memoryview(journal.export_since(request.since, states=request.states))
         for start in range(0, len(content), CHUNK_BYTES):
             chunk = content[start : start + CHUNK_BYTES]
@@ -475,10 +478,10 @@ class ViewChange:
         self, group: Group, transfer: JournalTransfer, own: GroupPosition
     ) -> dict[PeerId, str]:
         positions, claimed, period = self.reports.positions(group.name), transfer.claimed, transfer.period
-        index, started = claimed.length - 1, group.journal.started
+        index, part = claimed.length - 1, own.attendance
         objections = find_objections_in_period(index, transfer.attempt, claimed.head, period, own, positions)
-        if own.length == index and started > period:
-            objections[transfer.source] = "finished the last sum in an earlier view than this member has gone on in"
+        if own.length == index and part is not None and part.revealed_in > period:
+            objections[transfer.source] = "finished the last sum before this member revealed its key in another"
         return objections
 
 
