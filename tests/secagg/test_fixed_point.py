@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cgd import FixedPoint, InputError, RangeError
+from cgd.secagg.fixed_point import CHUNK_ELEMENTS
 
 addends = st.integers(1, 100_000)
 bounds = st.floats(1e-6, 1e4)
@@ -142,3 +143,22 @@ def test_invalid_settings_are_rejected(call: object, error: str) -> None:
     assert callable(call)
     with pytest.raises(InputError, match=error):
         call()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bound", [1.0, 1e-30])
+@pytest.mark.parametrize("beyond", [1.001, -1.001, 1e4, 1e30, math.nan, math.inf, -math.inf])
+def test_one_value_out_of_range_is_found_in_a_whole_chunk(dtype: type, bound: float, beyond: float) -> None:
+    values: np.ndarray = np.full(2 * CHUNK_ELEMENTS, bound / 1000, dtype=dtype)
+    fixed_point = FixedPoint.for_sum(addends=3, bound=bound)
+    assert fixed_point.decode(fixed_point.encode(values))[-1] == pytest.approx(bound / 1000, rel=1e-3)
+    values[CHUNK_ELEMENTS + 77] = beyond * bound
+    with pytest.raises(RangeError) as caught:
+        fixed_point.encode(values)
+    assert caught.value.index == (CHUNK_ELEMENTS + 77,)
+
+
+def test_whole_chunks_near_the_bound_are_encoded() -> None:
+    values = np.full(CHUNK_ELEMENTS, -1.0, dtype=np.float32)  # its squares sum to far more than that of the bound
+    fixed_point = FixedPoint.for_sum(addends=3, bound=1.0)
+    assert (fixed_point.decode(fixed_point.encode(values)) == -1.0).all()

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from cgd.aes import keystream
 from cgd.secagg import mac as mac_module
 from cgd.secagg.mac import TAGS, LinearMac
-from cgd.secagg.masking import keystream
 
 MEMBERS = ("a", "b", "c")
 KEY = b"k" * 16

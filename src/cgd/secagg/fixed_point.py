@@ -26,6 +26,10 @@ WORD_TYPES: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")
 
 # Elements processed at once: few enough for the processor's cache, enough to make Python's overhead negligible.
 CHUNK_ELEMENTS = 1 << 16
+# Elements whose squares are summed at once: more, and the linear algebra library might start threads.
+ROW_ELEMENTS = 1 << 13
+# The squares of smaller values of 32 bits may round to zero.
+MIN_SQUARED_BOUND = 2.0**-50
 
 # The number of fraction bits is sent in one byte; 2⁻²⁵⁵ is finer than needed.
 MAX_FRACTION_BITS = 255
@@ -171,6 +175,8 @@ for every member (ring_bits=64 keeps the precision)
 
         The float32 nearest to 0.1 is above 0.1. Clipping float32 values to 0.1 yields it, so it counts as within 0.1.
         """
+        if self._is_within(chunk):
+            return False
         limit = self.bound
         if chunk.dtype.kind == "f":
             with np.errstate(over="ignore"):
@@ -183,6 +189,19 @@ for every member (ring_bits=64 keeps the precision)
         first = int(np.flatnonzero(outside)[0])
         index = tuple(int(i) for i in np.unravel_index(start + first, shape)) if shape else ()
         raise RangeError(chunk[first].item(), index, self.bound)
+
+    def _is_within(self, chunk: npt.NDArray[Any]) -> bool:
+        """Return whether the squares of a whole chunk sum to so little that no value exceeds the bound.
+
+        For gradients that is mostly so, and takes half the time of a minimum and a maximum.
+        """
+        if chunk.size != CHUNK_ELEMENTS or chunk.dtype.char not in "fd" or self.bound < MIN_SQUARED_BOUND:
+            return False
+        rows = chunk.reshape(-1, ROW_ELEMENTS)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (
+                float((rows[:, None, :] @ rows[:, :, None]).max()) < self.bound**2 / 2
+            )  # not with a NaN; the half covers rounding
 
 
 def _largest(ring_bits: int) -> int:

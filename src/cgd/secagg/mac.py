@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.secagg.masking import keystream
+from cgd.aes import keystream
 
 if TYPE_CHECKING:
     from collections.abc import Collection
