@@ -193,7 +193,7 @@ for every member (ring_bits=64 keeps the precision)
     def _is_within(self, chunk: npt.NDArray[Any]) -> bool:
         """Return whether the squares of a whole chunk sum to so little that no value exceeds the bound.
 
-        For gradients that is mostly so, and takes half the time of a minimum and a maximum.
+        That is so for most gradients, and takes half the time of a minimum and a maximum.
         """
         if chunk.size != CHUNK_ELEMENTS or chunk.dtype.char not in "fd" or self.bound < MIN_SQUARED_BOUND:
             return False
