@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cgd import FixedPoint, InputError, RangeError
+from cgd.aes import keystream
 from cgd.secagg.fixed_point import CHUNK_ELEMENTS
 
 addends = st.integers(1, 100_000)
@@ -41,6 +42,52 @@ def test_weighted_totals_do_not_wrap(samples: list[int], bound: float, ring_bits
     words = [fixed_point.encode(worst, weight=n / sum(samples)) for n in samples]
     total = fixed_point.decode(np.sum(words, axis=0, dtype=words[0].dtype))[0]
     assert abs(total - sign * bound) <= len(samples) * fixed_point.resolution / 2 + 1e-12 * bound
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=50), st.floats(1e-6, 100), st.sampled_from([-1, 1]))
+def test_weighted_totals_that_are_rounded_at_random_do_not_wrap(samples: list[int], bound: float, sign: int) -> None:
+    fixed_point = FixedPoint.for_weighted_sum(addends=len(samples), bound=bound, ring_bits=16)
+    worst, count = np.full(100, sign * bound), len(samples)
+    words = [
+        fixed_point.encode(worst, weight=n / sum(samples), rounding=keystream(bytes(16), position))
+        for position, n in enumerate(samples)
+    ]
+    total = fixed_point.decode(np.sum(words, axis=0, dtype=words[0].dtype))
+    assert np.abs(total - sign * bound).max() <= count * fixed_point.resolution * (1 + 1e-9)
+
+
+def test_extreme_sums_without_weights_in_16_bits_do_not_wrap() -> None:
+    fixed_point = FixedPoint.for_sum(addends=7, bound=0.9999, ring_bits=16)
+    values = np.full(1000, 0.9999)
+    words = [fixed_point.encode(values, rounding=keystream(bytes(16), position)) for position in range(7)]
+    assert np.abs(fixed_point.decode(np.sum(words, axis=0, dtype=words[0].dtype)) - 7 * 0.9999).max() < 0.01
+
+
+def test_random_rounding_has_the_value_as_its_mean_and_keeps_integers() -> None:
+    fixed_point = FixedPoint(fraction_bits=0, bound=100.0, ring_bits=16)
+    count = 3 * CHUNK_ELEMENTS + 5
+    for value in (0.0, 3.0, -7.0):
+        words = fixed_point.encode(np.full(count, value), rounding=keystream(bytes(16), 1))
+        assert (fixed_point.decode(words) == value).all()
+    for value in (0.25, -0.001, 41.9):
+        words = fixed_point.encode(np.full(count, value, dtype=np.float64), rounding=keystream(bytes(16), 1))
+        found = fixed_point.decode(words)
+        assert set(found) == {math.floor(value), math.ceil(value)}
+        fraction = value - math.floor(value)
+        assert abs(found.mean() - value) < 6 * math.sqrt(fraction * (1 - fraction) / count)  # two in a billion
+        again = fixed_point.encode(np.full(count, value), rounding=keystream(bytes(16), 1))
+        assert np.array_equal(words, again)
+        other = fixed_point.encode(np.full(count, value), rounding=keystream(bytes(16), 2))
+        assert not np.array_equal(words, other)
+
+
+def test_rounding_error_is_the_standard_deviation() -> None:
+    values = np.random.default_rng(3).uniform(-1, 1, 100_000)
+    for bits in (16, 32):
+        fixed_point = FixedPoint.for_weighted_sum(addends=3, bound=1.0, ring_bits=bits)
+        rounding = keystream(bytes(16), 1) if bits == 16 else None
+        errors = fixed_point.decode(fixed_point.encode(values, rounding=rounding)) - values
+        assert errors.std() == pytest.approx(fixed_point.rounding_error, rel=0.02)
 
 
 def test_weighted_sum_needs_no_bits_for_the_number_of_addends() -> None:
@@ -131,7 +178,7 @@ def test_integers_out_of_range_are_rejected() -> None:
         (lambda: FixedPoint.for_sum(addends=0, bound=1.0), "addends is 0"),
         (lambda: FixedPoint.for_sum(addends=3, bound=0.0), "bound is 0"),
         (lambda: FixedPoint.for_sum(addends=3, bound=math.nan), "bound is nan"),
-        (lambda: FixedPoint.for_sum(addends=3, bound=1.0, ring_bits=16), "ring_bits is 16; choose 32 or 64"),
+        (lambda: FixedPoint.for_sum(addends=3, bound=1.0, ring_bits=8), "ring_bits is 8; choose 16, 32 or 64"),
         (lambda: FixedPoint.for_sum(addends=3, bound=1e10), "use ring_bits=64"),
         (lambda: FixedPoint.for_sum(addends=3, bound=1e30, ring_bits=64), "do not fit a ring of 64 bits"),
         (lambda: FixedPoint(fraction_bits=300, bound=1.0), "fraction_bits is 300"),

@@ -18,7 +18,7 @@ from cgd.secagg.mac import TAGS, LinearMac
 MEMBERS = ("a", "b", "c")
 KEY = b"k" * 16
 FALSE_ALARM = 1e-6
-TYPES = [np.dtype("<u4"), np.dtype("<u8")]
+TYPES = [np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")]
 sizes = st.one_of(
     st.integers(1, 300), st.sampled_from([mac_module._PRODUCTS * TAGS**2 + shift for shift in (-1, 0, 1, 65)])
 )

@@ -71,7 +71,7 @@ def uniform_words(count: int, dtype: np.dtype[Any], random: Callable[[int], byte
 def check_ring(words: npt.NDArray[Any]) -> None:
     """Raise an InputError if these are not ring elements."""
     if words.dtype not in WORD_TYPES.values():
-        raise InputError(f"{words.dtype} is not a ring; use uint32 or uint64 (FixedPoint.encode makes them)")
+        raise InputError(f"{words.dtype} is not a ring; use uint16, uint32 or uint64 (FixedPoint.encode makes them)")
 
 
 KEY_BYTES = 16
