@@ -67,6 +67,7 @@ class Member:
         self.zeros = memoryview(bytes(gradient.nbytes))  # the messages of the others, and the plaintext of AES-CTR
         self.buffer = bytearray(gradient.nbytes + BLOCK_BYTES)
         self.opened = np.zeros(gradient.size, dtype=np.uint32)
+        self.masks, self.position = self.shares(), 0  # of one session, which has many sums
 
     def encode(self) -> npt.NDArray[Any]:
         """Encode the gradient in the ring."""
@@ -82,7 +83,8 @@ class Member:
         """Do the work of a member before it sends: encode, mask, add the self-mask."""
         words = self.encode()
         if self.masking == "pairwise":
-            self.shares().add_to(words, position=1)
+            self.position += 1
+            self.masks.add_to(words, self.position)
         else:
             for _ in range(self.count - 1):
                 np.subtract(words, uniform_words(words.size, words.dtype), out=words)
