@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results absence-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results absence-results training-mode-results suggested-model-results network-results ring-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak quorum-soak report-picture audit-picture structure coverage clean
 
 help:  ## list the commands
@@ -74,6 +74,9 @@ training-mode-results: .venv/installed  ## attack gradients, batches and updates
 
 suggested-model-results: .venv/installed  ## compare the model that cgd schema suggests for small tables with others, and attack it; store the results (a quarter of an hour of one core; continues)
 	$(BIN)/python benchmarks/suggested_models.py
+
+ring-results: .venv/installed  ## train MNIST's network in 32 and in 16 bits; store the accuracies (a quarter of an hour of one core; continues)
+	$(BIN)/python benchmarks/ring_bits.py
 
 network-results: .venv/installed  ## train a transformer and a CNN, confined and not; store the accuracies (a quarter of an hour of one core; continues)
 	$(BIN)/python benchmarks/networks.py

@@ -455,6 +455,12 @@ def test_table_in_the_package_and_the_page_are_those_of_the_stored_runs() -> Non
     assert (RESULTS / "privacy" / "report.md").read_text() == module.page(rows, load("privacy/defaults.json"))
 
 
+def test_table_of_sums_in_16_bits_has_the_stored_accuracies() -> None:
+    module = load_script("ring_bits", "benchmarks")
+    for row in module.rows(load("ring-bits.json")):
+        assert "| " + " | ".join(row) + " |" in text_of("docs/performance.md")
+
+
 def test_settings_of_private_trainings_are_the_best_candidate() -> None:
     module = load_script("private_defaults", ACCURACY)
     results = load("privacy/defaults.json")

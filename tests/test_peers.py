@@ -24,10 +24,12 @@ from cgd.errors import (
     SettingsError,
     WeightError,
 )
+from cgd.local import solo_peers
 from cgd.peers import SumSettings
 from cgd.secagg.codec import from_bytes
-from cgd.secagg.messages import MASKINGS, Subtotal
-from cgd.sum_encoding import check_weights
+from cgd.secagg.journal_entry import Step
+from cgd.secagg.messages import MASKINGS, Subtotal, SumSpec
+from cgd.sum_encoding import check_weights, encode, weight_encoding, weight_words
 from cgd.transport.memory import connect
 from support.transports import MEMBERS, TamperingTransport, custom_peers, outcomes
 from support.wire import MEMBER_OPENINGS
@@ -230,6 +232,78 @@ def test_check_weights_accepts_honest_weights_and_rejects_one_wrong_weight(count
         check_weights(honest + encoding.encode(np.array([0.02])), encoding, count)
 
 
+def test_weights_in_16_bits_are_checked_as_precisely_as_in_32() -> None:
+    for count in (3, 1000, 4369):
+        spec = SumSpec((1,), "float32", 16, 10, "pairwise", "mesh", weighted=True)
+        fixed_point, values = FixedPoint.for_weighted_sum(addends=count, bound=16.0, ring_bits=16), np.zeros(1)
+        assert spec.size == 9
+        own = encode(values, fixed_point, spec, 1 / count, count)
+        honest = np.sum([own] * count, axis=0, dtype=own.dtype)
+        encoding = weight_encoding(spec, count)
+        check_weights(weight_words(honest, spec), encoding, count)
+        wrong = honest + encode(values, fixed_point, spec, 0.02, count)
+        with pytest.raises(WeightError):
+            check_weights(weight_words(wrong, spec), encoding, count)
+
+
+def test_weighted_sums_in_16_bits_have_the_mean_of_the_exact_sum() -> None:
+    rng, weights = np.random.default_rng(5), [0.5, 0.3, 0.2]
+    values = [rng.normal(0, 1e-5, 100_000).astype(np.float32) for _ in weights]  # far below half a step of the ring
+    with local_peers(3, bound=1.0, ring_bits=16) as members:
+        resolution = members[0].resolution
+        totals = members.run(lambda peers, own, w: peers.sum(own, weight=w), values, weights)
+    exact = np.sum([own.astype(np.float64) * w for own, w in zip(values, weights, strict=True)], axis=0)
+    assert all(np.array_equal(total, totals[0]) for total in totals)
+    assert np.abs(totals[0] - exact).max() < 3 * resolution
+    # The variance of each rounding error is below |x|·resolution: five standard deviations of the mean of all.
+    size = sum(float(np.abs(own).mean()) * w for own, w in zip(values, weights, strict=True))
+    assert abs((totals[0] - exact).mean()) < 5 * (size * resolution / exact.size) ** 0.5
+    assert np.corrcoef(totals[0], exact)[0, 1] > 0.1
+
+
+def test_sums_without_weights_have_32_bits_unless_16_are_asked_for() -> None:
+    values = np.full(1000, 0.3)
+    with local_peers(3, bound=1.0, ring_bits=16) as members:
+        assert np.allclose(members.run(lambda peers: peers.sum(values))[0], 0.9, atol=1e-8)
+        coarse = members.run(lambda peers: peers.sum(values, ring_bits=16))[0]
+        assert members.run(lambda peers: peers.sum(np.array([3])))[0].tolist() == [9]
+    assert 1e-5 < np.abs(coarse - 0.9).max() < 1e-3
+
+
+@pytest.mark.parametrize("step", [None, Step(0, 7)])
+def test_repeated_attempts_in_16_bits_enter_the_same_elements(step: Step | None) -> None:
+    """The difference of the totals of two attempts would disclose roundings otherwise, also after a restart."""
+    values = np.random.default_rng(1).normal(0, 1e-3, 1000)
+    entered: list[bytes] = []
+
+    def enter(seed: bytes, values: npt.NDArray[Any], step: Step | None) -> None:
+        peers = solo_peers(seed, bound=1.0, ring_bits=16)
+        run_sum = peers._driver.run_sum
+
+        def attempts(spec: SumSpec, encode: Callable[[], npt.NDArray[Any]], *rest: Any) -> npt.NDArray[Any]:
+            entered.extend(encode().tobytes() for _ in range(3))
+            return run_sum(spec, encode, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(peers._driver, "run_sum", attempts)
+            for _ in range(2):  # a second request of the program, which has another number
+                peers.sum(values, weight=1.0, step=step)
+
+    for _ in range(2):  # a restart of the process
+        enter(b"s" * 32, values, step)
+    assert len(entered) == 12
+    assert len(set(entered)) == 1
+    enter(b"t" * 32, values, step)
+    enter(b"s" * 32, values * 1.001, step and Step(0, 8))
+    assert len(set(entered)) == 3
+
+
+def test_too_many_members_for_16_bits_are_rejected() -> None:
+    assert FixedPoint.for_weighted_sum(addends=4369, bound=1.0, ring_bits=16).fraction_bits == 14
+    with pytest.raises(InputError, match="4370 addends are too many for ring_bits=16, at most 4369; use 32"):
+        FixedPoint.for_weighted_sum(addends=4370, bound=1.0, ring_bits=16)
+
+
 def test_weight_at_some_members_only_raises_settings_error() -> None:
     with local_peers(MEMBERS) as members:
         results = outcomes(members, lambda peers, weight: peers.sum(np.ones(2), weight=weight), [0.5, 0.5, None])
@@ -263,7 +337,7 @@ def test_fewer_than_three_members_are_rejected(members: int | list[str]) -> None
     [
         ({"bound": -1.0}, "bound is -1"),
         ({"bound": 1e10}, "use ring_bits=64"),
-        ({"ring_bits": 16}, "choose 32 or 64"),
+        ({"ring_bits": 8}, "choose 16, 32 or 64"),
         ({"masking": "shamir"}, "choose one of pairwise, uniform"),
         ({"opening": "tree"}, "choose one of mesh, aggregator, hub"),
         ({"opening": "hub"}, "there is no hub inside one process"),

@@ -145,7 +145,7 @@ def local_peers(
     Args:
         members: the number of members, or their names.
         bound: the largest magnitude of a value that is summed.
-        ring_bits: 32, or 64 for more precision at twice the bytes.
+        ring_bits: 32; 64 for more precision at twice the bytes; or 16, see `cgd.SumSettings`.
         masking: "pairwise" or "uniform"; the total is bit for bit the same.
         opening: "mesh" or "aggregator".
         aggregator: with opening="aggregator", the name of that member; the first if not given.

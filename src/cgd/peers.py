@@ -18,8 +18,10 @@ from cgd.sum_encoding import (
     check_weights,
     encode,
     from_numpy,
+    rounding_key,
     to_numpy,
     weight_encoding,
+    weight_words,
 )
 from cgd.sum_queue import SumQueue
 from cgd.transport.driver import NoRecovery
@@ -49,7 +51,8 @@ class SumSettings:
 
     Attributes:
         bound: the largest magnitude of a value (in training, of a gradient coordinate).
-        ring_bits: 32, or 64 for more precision at twice the bytes.
+        ring_bits: 32; 64 for more precision at twice the bytes; or 16 for half the bytes of weighted sums, such as
+            those of gradients, which are rounded at random then. Sums without weights have 32 bits or more.
         masking: "pairwise" (masks derived from pairwise keys, no extra traffic) or "uniform" (the shares of the paper:
             m − 1 times the bytes, perfect secrecy).
         opening: "mesh" (every member adds up one part), "aggregator" (one member adds up everything) or "hub" (the hub
@@ -73,6 +76,11 @@ class SumSettings:
             raise InputError(
                 f"opening is {self.opening!r} and aggregator is {self.aggregator!r}; name one for the other"
             )
+
+    @property
+    def unweighted_ring_bits(self) -> int:
+        """The bits of sums without weights: 16 are for gradients, not for results that are read as they are."""
+        return max(32, self.ring_bits)
 
 
 @dataclass(frozen=True)
@@ -233,7 +241,8 @@ class Peers:
                 the total then stays within the bound, and the resolution does not depend on the number of members.
             new_weight: False if an earlier sum was finished with `weight`: then it is not checked again.
             bound: another bound for this sum only; the same at every member.
-            ring_bits: another ring for this sum only.
+            ring_bits: another ring for this sum only. In 16 bits, floats are rounded up or down at random, with the
+                probabilities whose mean is the value, and by the same numbers if the sum is repeated.
             context: a short public text that must be the same at every member, otherwise the sum fails.
             step: for optimisers: the step whose state will contain the total; all ranks have the same `values` then.
             epoch: for optimisers: the epoch that `weight` was computed for.
@@ -337,8 +346,9 @@ class Peers:
                 if weight is not None and options.new_weight:
                     check_precision(array, weight, fixed_point, addends)
                 spec = self._spec(array, dtype, fixed_point, options.context, weighted=weight is not None)
+                key = rounding_key(self.seed, array, options.step) if fixed_point.ring_bits == 16 else None
                 # Raises RangeError before a message is sent.
-                encoded = [encode(array, fixed_point, spec, weight, addends, noise)]
+                encoded = [encode(array, fixed_point, spec, weight, addends, noise, key)]
                 addend = self._observe_addend(array, options, epoch)
             except BaseException as error:
                 self._abort(error)
@@ -347,7 +357,7 @@ class Peers:
             entered: list[npt.NDArray[Any]] = []  # with noise, those of the latest attempt, for a recording
 
             def encode_again() -> npt.NDArray[Any]:  # after the first call: the protocol modifies the words in place
-                words = encoded.pop() if encoded else encode(array, fixed_point, spec, weight, addends, noise)
+                words = encoded.pop() if encoded else encode(array, fixed_point, spec, weight, addends, noise, key)
                 if noise is not None and addend is not None:
                     entered[:] = [words.copy()]
                 return words
@@ -358,7 +368,7 @@ class Peers:
                 array = array.copy()
                 raise
             if weight is not None:
-                check_weights(total[-1:], weight_encoding(spec, addends), addends)
+                check_weights(weight_words(total, spec), weight_encoding(spec, addends), addends)
             try:
                 decoded_type = np.float32 if dtype == "bfloat16" else np.dtype(dtype)
                 decoded = fixed_point.decode(total[: array.size], decoded_type).reshape(array.shape)
@@ -397,10 +407,11 @@ class Peers:
                 raise InputError("integers are summed exactly, without weight, bound or ring_bits; pass floats")
             return FixedPoint.for_integers(addends=addends)
         derive = FixedPoint.for_sum if weight is None else FixedPoint.for_weighted_sum
+        default = self.settings.ring_bits if weight is not None else self.settings.unweighted_ring_bits
         return derive(
             addends=addends,
             bound=self.settings.bound if bound is None else bound,
-            ring_bits=self.settings.ring_bits if ring_bits is None else ring_bits,
+            ring_bits=default if ring_bits is None else ring_bits,
         )
 
     def _spec(

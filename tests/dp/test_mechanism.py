@@ -265,7 +265,7 @@ def test_guard_bits_keep_the_rounding_small() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ring_bits": 16}, "ring_bits is 16; choose 32 or 64"),
+        ({"ring_bits": 16}, "ring_bits is 16; sums with differential privacy have 32 or 64"),
         ({"clip": 0.0}, "clip is 0.0; it must be a positive, finite number"),
         ({"clip": math.nan}, "clip is nan"),
         ({"denominator": -1.0}, "denominator is -1.0"),

@@ -102,7 +102,7 @@ def test_invalid_file_is_rejected(tmp_path: Path, content: str | bytes, message:
         ("mu = -0.1", "mu is -0.1; it must be a finite number, at least 0"),
         ("bound = 0", "bound is 0.0; it must be a positive, finite number"),
         ("bound = 3e9", "1 addends of up to 3e+09 do not fit a ring of 32 bits; use ring_bits=64"),
-        ("ring_bits = 16", "ring_bits is 16; choose 32 or 64"),
+        ("ring_bits = 8", "ring_bits is 8; choose 16, 32 or 64"),
         ("masking = 'pair'", "masking is 'pair'; choose one of pairwise, uniform"),
         ("opening = 'star'", "opening is 'star'; choose one of mesh, aggregator"),
         ("opening = 'aggregator'", "opening is 'aggregator' and aggregator is ''; name one for the other"),

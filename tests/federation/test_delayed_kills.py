@@ -95,6 +95,30 @@ def test_member_that_was_killed_in_a_sum_enters_the_same_gradient_again(
     assert {len(values) for values in bob.entered.values()} == {1}
 
 
+def test_member_that_was_killed_in_a_sum_in_16_bits_enters_the_same_elements_again(tmp_path: Path) -> None:
+    """With another rounding, the totals of the two attempts would differ, and so would the bits at the end."""
+    path = new_federation(tmp_path, ("ada", "bob", "cleo"))
+    text = path.read_text()
+    path.write_text(text.replace("ring_bits = 32", "ring_bits = 16"))
+    assert path.read_text() != text
+    program = Training(steps=6)
+    expected = uninterrupted_results(path, tmp_path / "uninterrupted", program)
+    with InProcessFederation(path, tmp_path / "state") as federation:
+        for name in federation.names:
+            federation.start(name, program, pause_at=3)
+        for process in federation:
+            process.wait_for_step(3)
+        hold = federation.network.hold("cleo", ("ada", "bob"), is_weighted_ready)
+        for process in federation:
+            process.resume()
+        federation.wait_until(lambda: hold.reached == {"ada", "bob"})
+        federation.kill("ada", "bob")
+        federation.network.release(hold)
+        federation.start("ada", program)
+        federation.start("bob", program)
+        assert federation.results() == expected
+
+
 def test_all_participants_are_killed_at_once(federation_file: Path, tmp_path: Path) -> None:
     program = Training(steps=7, delay=2)
     expected = uninterrupted_results(federation_file, tmp_path / "uninterrupted", program)

@@ -38,6 +38,13 @@ def test_section_has_defaults_and_is_part_of_the_digest(tmp_path: Path) -> None:
     assert Federation.load(write(tmp_path, private(REGRESSION))).data is not None
 
 
+def test_sums_in_16_bits_are_refused(tmp_path: Path) -> None:
+    message = rejection(tmp_path, private(training="ring_bits = 16"))
+    assert "its noise is proved for 32 and 64 bits; use one of those" in message
+    without = PRIVATE_SCHEMA.partition("[privacy]")[0]
+    assert Federation.load(write(tmp_path, private(without, training="ring_bits = 16"))).settings.ring_bits == 16
+
+
 def test_ranges_change_the_digest_of_the_data_only_if_there_are_some(tmp_path: Path) -> None:
     federation = Federation.load(write(tmp_path, private()))
     assert federation.data is not None

@@ -348,6 +348,15 @@ def test_optimiser_of_other_parameters_than_the_model_has_is_refused_before_shar
     run(work)
 
 
+def test_privacy_in_16_bits_is_refused_before_anything_is_summed() -> None:
+    def work(peers: Peers) -> None:
+        with pytest.raises(InputError, match="privacy= and ring_bits=16 exclude each other"):
+            begin(peers)
+        assert peers.traffic.sums == 0
+
+    run(work, ring_bits=16)
+
+
 def test_privacy_of_another_optimiser_is_refused() -> None:
     def work(peers: Peers) -> None:
         model, member = begin(peers)

@@ -36,7 +36,7 @@ def short_slices() -> Iterator[None]:
         yield
 
 
-@given(member_counts, sharings, openings, sizes, st.sampled_from([32, 64]), seeds)
+@given(member_counts, sharings, openings, sizes, st.sampled_from([16, 32, 64]), seeds)
 def test_total_is_exact_in_any_order_with_duplicates(
     count: int, masking: Masking, opening: Opening, size: int, ring_bits: int, seed: int
 ) -> None:

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cgd import FixedPoint, InputError, RangeError
+from cgd.aes import keystream
+from cgd.secagg.fixed_point import CHUNK_ELEMENTS
 
 addends = st.integers(1, 100_000)
 bounds = st.floats(1e-6, 1e4)
@@ -40,6 +42,52 @@ def test_weighted_totals_do_not_wrap(samples: list[int], bound: float, ring_bits
     words = [fixed_point.encode(worst, weight=n / sum(samples)) for n in samples]
     total = fixed_point.decode(np.sum(words, axis=0, dtype=words[0].dtype))[0]
     assert abs(total - sign * bound) <= len(samples) * fixed_point.resolution / 2 + 1e-12 * bound
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=50), st.floats(1e-6, 100), st.sampled_from([-1, 1]))
+def test_weighted_totals_that_are_rounded_at_random_do_not_wrap(samples: list[int], bound: float, sign: int) -> None:
+    fixed_point = FixedPoint.for_weighted_sum(addends=len(samples), bound=bound, ring_bits=16)
+    worst, count = np.full(100, sign * bound), len(samples)
+    words = [
+        fixed_point.encode(worst, weight=n / sum(samples), rounding=keystream(bytes(16), position))
+        for position, n in enumerate(samples)
+    ]
+    total = fixed_point.decode(np.sum(words, axis=0, dtype=words[0].dtype))
+    assert np.abs(total - sign * bound).max() <= count * fixed_point.resolution * (1 + 1e-9)
+
+
+def test_extreme_sums_without_weights_in_16_bits_do_not_wrap() -> None:
+    fixed_point = FixedPoint.for_sum(addends=7, bound=0.9999, ring_bits=16)
+    values = np.full(1000, 0.9999)
+    words = [fixed_point.encode(values, rounding=keystream(bytes(16), position)) for position in range(7)]
+    assert np.abs(fixed_point.decode(np.sum(words, axis=0, dtype=words[0].dtype)) - 7 * 0.9999).max() < 0.01
+
+
+def test_random_rounding_has_the_value_as_its_mean_and_keeps_integers() -> None:
+    fixed_point = FixedPoint(fraction_bits=0, bound=100.0, ring_bits=16)
+    count = 3 * CHUNK_ELEMENTS + 5
+    for value in (0.0, 3.0, -7.0):
+        words = fixed_point.encode(np.full(count, value), rounding=keystream(bytes(16), 1))
+        assert (fixed_point.decode(words) == value).all()
+    for value in (0.25, -0.001, 41.9):
+        words = fixed_point.encode(np.full(count, value, dtype=np.float64), rounding=keystream(bytes(16), 1))
+        found = fixed_point.decode(words)
+        assert set(found) == {math.floor(value), math.ceil(value)}
+        fraction = value - math.floor(value)
+        assert abs(found.mean() - value) < 6 * math.sqrt(fraction * (1 - fraction) / count)  # two in a billion
+        again = fixed_point.encode(np.full(count, value), rounding=keystream(bytes(16), 1))
+        assert np.array_equal(words, again)
+        other = fixed_point.encode(np.full(count, value), rounding=keystream(bytes(16), 2))
+        assert not np.array_equal(words, other)
+
+
+def test_rounding_error_is_the_standard_deviation() -> None:
+    values = np.random.default_rng(3).uniform(-1, 1, 100_000)
+    for bits in (16, 32):
+        fixed_point = FixedPoint.for_weighted_sum(addends=3, bound=1.0, ring_bits=bits)
+        rounding = keystream(bytes(16), 1) if bits == 16 else None
+        errors = fixed_point.decode(fixed_point.encode(values, rounding=rounding)) - values
+        assert errors.std() == pytest.approx(fixed_point.rounding_error, rel=0.02)
 
 
 def test_weighted_sum_needs_no_bits_for_the_number_of_addends() -> None:
@@ -130,7 +178,7 @@ def test_integers_out_of_range_are_rejected() -> None:
         (lambda: FixedPoint.for_sum(addends=0, bound=1.0), "addends is 0"),
         (lambda: FixedPoint.for_sum(addends=3, bound=0.0), "bound is 0"),
         (lambda: FixedPoint.for_sum(addends=3, bound=math.nan), "bound is nan"),
-        (lambda: FixedPoint.for_sum(addends=3, bound=1.0, ring_bits=16), "ring_bits is 16; choose 32 or 64"),
+        (lambda: FixedPoint.for_sum(addends=3, bound=1.0, ring_bits=8), "ring_bits is 8; choose 16, 32 or 64"),
         (lambda: FixedPoint.for_sum(addends=3, bound=1e10), "use ring_bits=64"),
         (lambda: FixedPoint.for_sum(addends=3, bound=1e30, ring_bits=64), "do not fit a ring of 64 bits"),
         (lambda: FixedPoint(fraction_bits=300, bound=1.0), "fraction_bits is 300"),
@@ -142,3 +190,22 @@ def test_invalid_settings_are_rejected(call: object, error: str) -> None:
     assert callable(call)
     with pytest.raises(InputError, match=error):
         call()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bound", [1.0, 1e-30])
+@pytest.mark.parametrize("beyond", [1.001, -1.001, 1e4, 1e30, math.nan, math.inf, -math.inf])
+def test_one_value_out_of_range_is_found_in_a_whole_chunk(dtype: type, bound: float, beyond: float) -> None:
+    values: np.ndarray = np.full(2 * CHUNK_ELEMENTS, bound / 1000, dtype=dtype)
+    fixed_point = FixedPoint.for_sum(addends=3, bound=bound)
+    assert fixed_point.decode(fixed_point.encode(values))[-1] == pytest.approx(bound / 1000, rel=1e-3)
+    values[CHUNK_ELEMENTS + 77] = beyond * bound
+    with pytest.raises(RangeError) as caught:
+        fixed_point.encode(values)
+    assert caught.value.index == (CHUNK_ELEMENTS + 77,)
+
+
+def test_whole_chunks_near_the_bound_are_encoded() -> None:
+    values = np.full(CHUNK_ELEMENTS, -1.0, dtype=np.float32)  # its squares sum to far more than that of the bound
+    fixed_point = FixedPoint.for_sum(addends=3, bound=1.0)
+    assert (fixed_point.decode(fixed_point.encode(values)) == -1.0).all()

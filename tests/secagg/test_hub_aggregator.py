@@ -105,7 +105,7 @@ def honest(_words: Words, _start: int) -> None:
     pass
 
 
-@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("only", ["", "p2"])
 @pytest.mark.parametrize(
     "kind", ["one bit", "the top bit", "two top bits", "a tag's top bit", "no tags", "all zeros", "two words swapped"]
@@ -136,7 +136,7 @@ def test_wrong_total_of_the_hub_is_detected_and_nothing_is_revealed(kind: str, o
     assert only or Confirm not in types
 
 
-@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("bits", [16, 32, 64])
 def test_correct_hub_is_not_accused(bits: int) -> None:
     members, errors, _ = run(honest, bits)
     assert not errors

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from cgd.aes import keystream
 from cgd.secagg import mac as mac_module
 from cgd.secagg.mac import TAGS, LinearMac
-from cgd.secagg.masking import keystream
 
 MEMBERS = ("a", "b", "c")
 KEY = b"k" * 16
 FALSE_ALARM = 1e-6
-TYPES = [np.dtype("<u4"), np.dtype("<u8")]
+TYPES = [np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")]
 sizes = st.one_of(
     st.integers(1, 300), st.sampled_from([mac_module._PRODUCTS * TAGS**2 + shift for shift in (-1, 0, 1, 65)])
 )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FALSE_ALARM = 1e-6
 WORDS = 1 << 17
 
-ring_arrays = st.sampled_from([np.uint32, np.uint64]).flatmap(
+ring_arrays = st.sampled_from([np.uint16, np.uint32, np.uint64]).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(max_dims=2))
 )
 
@@ -68,7 +68,9 @@ def test_uniformity_test_can_fail() -> None:
     assert not looks_uniform([biased, *shares[1:3]])
 
 
-@given(st.integers(3, 8), st.integers(1, 50), st.sampled_from([np.uint32, np.uint64]), st.integers(0, 2**64 - 1))
+@given(
+    st.integers(3, 8), st.integers(1, 50), st.sampled_from([np.uint16, np.uint32, np.uint64]), st.integers(0, 2**64 - 1)
+)
 def test_pairwise_masks_cancel(count: int, size: int, dtype: type, position: int) -> None:
     members = names(count)
     keys = pair_keys(members)

@@ -17,7 +17,7 @@ specs = st.builds(
     protocol.SumSpec,
     shape=st.lists(st.integers(0, 2**64 - 1), max_size=5).map(tuple),
     dtype=names,
-    ring_bits=st.sampled_from([32, 64]),
+    ring_bits=st.sampled_from([16, 32, 64]),
     fraction_bits=st.integers(0, 255),
     masking=st.sampled_from(protocol.MASKINGS),
     opening=st.sampled_from(protocol.OPENINGS),

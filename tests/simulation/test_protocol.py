@@ -18,6 +18,7 @@ from cgd import (
     ConfinedSGD,
     Grid,
     LocalTraining,
+    Ring,
     confine,
     local_peers,
     participant_seed,
@@ -87,6 +88,29 @@ def test_simulated_rows_equal_real_participants(rule: str, dtype: torch.dtype, d
         arithmetic="ring",
         progress=False,
     )
+    for cell, parameters in zip(split, real, strict=True):
+        assert equal_bits(dict(result.model(cell).named_parameters()), parameters)
+
+
+def test_simulated_sums_in_16_bits_equal_those_of_real_participants() -> None:
+    split = blocks(4, count=30)
+
+    def train(peers: Peers, block: Block) -> dict[str, torch.Tensor]:
+        peers.seed = participant_seed(SEED, block.cell)
+        with public_seed(SEED):
+            model = build()
+        confine(model, DELTA, peers.seed)
+        optimizer = ConfinedSGD(model.parameters(), LR, peers=peers, samples=block.samples, momentum=0.9)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(block.x), block.y).backward()
+            optimizer.step()
+        return dict(model.named_parameters())
+
+    with local_peers(4, bound=2.0, ring_bits=16) as members:
+        real = members.run(train, split.values())
+    settings: dict[str, Any] = {"momentum": 0.9, "arithmetic": "ring", "ring": Ring(bound=2.0, ring_bits=16)}
+    result = simulate(build, split, steps=STEPS, lr=LR, delta=DELTA, seed=SEED, progress=False, **settings)
     for cell, parameters in zip(split, real, strict=True):
         assert equal_bits(dict(result.model(cell).named_parameters()), parameters)
 

@@ -78,9 +78,9 @@ class Roundings:
         """Record all encoded values, and fail at the end if the digests of this run may depend on the machine."""
         original = FixedPoint.encode
 
-        def encode(own: FixedPoint, values: npt.NDArray[Any], weight: float = 1.0, out: Any = None) -> npt.NDArray[Any]:
+        def encode(own: FixedPoint, values: npt.NDArray[Any], weight: float = 1.0, **options: Any) -> npt.NDArray[Any]:
             self._record(own, np.asarray(values), weight)
-            return original(own, values, weight, out)
+            return original(own, values, weight, **options)
 
         with patch.object(FixedPoint, "encode", encode):
             yield

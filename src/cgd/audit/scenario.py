@@ -107,6 +107,11 @@ class Scenario:
     fresh_origins: bool = False
 
     @property
+    def private_ring_bits(self) -> int:
+        """The ring size of sums with differential privacy, which have at least 32 bits."""
+        return max(32, self.ring_bits)
+
+    @property
     def changes(self) -> set[int]:
         """The rounds whose members are not those of the round before."""
         return {*self.dropouts, *self.returns}

@@ -10,6 +10,7 @@ remains when the coalition has subtracted its own.
 from __future__ import annotations
 
 import math
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch.func import functional_call, grad
 from torch.nn.utils import vector_to_parameters
 
+from cgd.aes import keystream
 from cgd.audit.private_sums import PrivateSums, honest_noise, max_steering, remaining_mu
 from cgd.audit.view import EPSILONS, Colluder, Round, Truth, View, flat, is_confined, unflat
 from cgd.dp.settings import COUNT_SHARE, PrivacySettings
@@ -24,6 +26,7 @@ from cgd.errors import InputError
 from cgd.optim.origin import Origin
 from cgd.optim.record_gradients import RecordGradients
 from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
+from cgd.sum_encoding import rounding_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +122,7 @@ def step_noise(scenario: Scenario, scheme: Scheme) -> float:
 def _step_encoding(scenario: Scenario, settings: PrivacySettings) -> NoisyEncoding:
     members, records = len(scenario.data), sum(len(y) for _, y in scenario.data.values())
     dimension = sum(each.numel() for each in scenario.build_model().parameters())
-    return settings.step_encoding(members, dimension, records, scenario.ring_bits)
+    return settings.step_encoding(members, dimension, records, scenario.private_ring_bits)
 
 
 class _Run:
@@ -144,8 +147,9 @@ class _Run:
         self.initial = {name: (self.start + each).to(self.dtype) for name, each in drawn.items()}
         self.settings = privacy_of(scenario, scheme)
         if self.settings is not None:
-            self.private_sums = PrivateSums(self.settings, scenario.seed, scenario.ring_bits)
+            self.private_sums = PrivateSums(self.settings, scenario.seed, scenario.private_ring_bits)
             self.clipping = RecordGradients(self.model, self.settings.clip)
+        self._roundings = count()
         self.local = scenario.local if self.settings is None else None
         # The coalition divides updates by this, to get numbers of the size of gradients.
         self.update_size = 1.0
@@ -307,7 +311,11 @@ class _Run:
         fixed_point = self._fixed_point(len(addends))
         words = np.zeros(addends[0].numel(), dtype=WORD_TYPES[fixed_point.ring_bits])
         for each in addends:
-            words += fixed_point.encode(each.numpy())
+            rounding = None
+            if fixed_point.ring_bits == 16:
+                seed = f"{self.scenario.seed} {next(self._roundings)}".encode()
+                rounding = keystream(rounding_key(seed, each.numpy(), None), 0)
+            words += fixed_point.encode(each.numpy(), rounding=rounding)
         return torch.from_numpy(fixed_point.decode(words, addends[0].numpy().dtype))
 
     def _fixed_point(self, addends: int) -> FixedPoint:
@@ -325,13 +333,12 @@ class _Run:
         """Return the standard deviation of the error in `View.honest_sum`, in the first round.
 
         The coalition subtracts its own addends, and with differential privacy their noise, so that the noise of the
-        honest members remains. Without it, the rounding error of every addend is uniform, up to half a step of the
-        ring.
+        honest members remains. Without it, every addend has the rounding error of the ring.
         """
         members = len(first.members)
         if self.settings is not None:
             encoding = self.settings.step_encoding(
-                members, first.gradient_sum.numel(), first.samples or 0, self.scenario.ring_bits
+                members, first.gradient_sum.numel(), first.samples or 0, self.scenario.private_ring_bits
             )
             return honest_noise(encoding, self._honest(first))
-        return 0.0 if self.scheme == "plain" else self._fixed_point(members).resolution * math.sqrt(members / 12)
+        return 0.0 if self.scheme == "plain" else self._fixed_point(members).rounding_error * math.sqrt(members)

@@ -235,8 +235,7 @@ def _view(
         private = {"clip": first.privacy.clip, "mu": remaining_mu(first.privacy, addends, honest)}
     else:
         fixed_point = FixedPoint.for_weighted_sum(addends=addends, bound=first.bound, ring_bits=first.ring_bits)
-        # The rounding error of every addend is uniform, up to half a step of the ring.
-        noise = fixed_point.resolution * (addends / 12) ** 0.5 / _update_size(first.training)
+        noise = fixed_point.rounding_error * addends**0.5 / _update_size(first.training)
     return View(
         "cgd" if first.privacy is None else "dp",
         partial(build, first.model, first.features, first.outputs),

@@ -99,8 +99,8 @@ class NoisyEncoding:
     random: Callable[[int], bytes] = field(default=os.urandom, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.ring_bits not in WORD_TYPES:
-            raise InputError(f"ring_bits is {self.ring_bits}; choose 32 or 64")
+        if self.ring_bits not in GUARD_BITS:
+            raise InputError(f"ring_bits is {self.ring_bits}; sums with differential privacy have 32 or 64")
         for name in ("clip", "denominator", "max_mu"):
             value = getattr(self, name)
             if not 0 < value < math.inf:

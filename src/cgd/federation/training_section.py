@@ -35,7 +35,7 @@ class Training:
         lr: α, the step size.
         mu: μ, the decay of the step size.
         bound: see `SumSettings`, as for the next four.
-        ring_bits: 32 or 64.
+        ring_bits: 16, 32 or 64.
         masking: "pairwise" or "uniform".
         opening: "mesh", "aggregator" or "hub".
         aggregator: the name of the aggregator.
@@ -106,7 +106,7 @@ class Training:
         return SumSettings(self.bound, self.ring_bits, self.masking, self.opening, self.aggregator)
 
     def check_use(self, *, private: bool, vertical: bool, grid: bool, fresh: bool) -> None:
-        """Check that batches, local epochs and a delay are possible, and that no setting is without a use.
+        """Check that batches, local epochs, a delay and 16 bits are possible, and that no setting is without a use.
 
         Args:
             private: there is differential privacy.
@@ -127,6 +127,10 @@ class Training:
             raise InputError(
                 f"{used[0]} is {getattr(self, used[0])}, and there is a [privacy]: its noise is for gradients of all "
                 f"records; remove {used[0]}, or [privacy]"
+            )
+        if self.ring_bits == 16 and private:
+            raise InputError(
+                "ring_bits is 16, and there is a [privacy]: its noise is proved for 32 and 64 bits; use one of those"
             )
         if used and vertical:
             raise InputError(

@@ -170,7 +170,7 @@ class Privacy:
         """Let an optimiser use this object. Only one may: the gradients since the last step are those of its step.
 
         Raises:
-            InputError: another optimiser uses it, or the participant is a job of several ranks.
+            InputError: another optimiser uses it, the participant is a job of several ranks, or sums have 16 bits.
         """
         if self._optimizer is not None:
             raise InputError(
@@ -182,6 +182,10 @@ class Privacy:
                 f"privacy= is for a participant of one process, and this is a job of {optimizer.peers.ranks.size} "
                 "ranks: the budget and the noise of its records would have to be kept once for all ranks. Start it "
                 "without torchrun"
+            )
+        if optimizer.peers.settings.ring_bits == 16:
+            raise InputError(
+                "privacy= and ring_bits=16 exclude each other: the noise is proved for 32 and 64 bits; use one of those"
             )
         self._optimizer = optimizer
         if optimizer.peers.quorum != self.settings.quorum:

@@ -310,7 +310,7 @@ def _read_deposit(start: int, body: memoryview) -> Deposit:
     length, bits = _DEPOSIT.unpack_from(body, len(body) - _DEPOSIT.size)
     end = len(body) - _DEPOSIT.size - length
     _expect(end > 0, "a name is truncated, or nothing is deposited")
-    _expect(bits in (32, 64) and end % (bits // 8) == 0, f"{end} bytes in a ring of {bits} bits")
+    _expect(bits in (16, 32, 64) and end % (bits // 8) == 0, f"{end} bytes in a ring of {bits} bits")
     return Deposit(start, _text(bytes(body[end : end + length])), bits, body[:end])
 
 
@@ -338,7 +338,7 @@ def read_spec(body: bytes) -> SumSpec:
     """Decode the result of `spec_bytes`; raise a ValueError if it is malformed."""
     _expect(len(body) >= _SPEC.size, "the settings are truncated")
     ring_bits, fraction_bits, masking, opening, weighted, dimensions = _SPEC.unpack_from(body)
-    _expect(ring_bits in (32, 64), f"ring of {ring_bits} bits")
+    _expect(ring_bits in (16, 32, 64), f"ring of {ring_bits} bits")
     _expect(masking < len(MASKINGS) and opening < len(OPENINGS), "unknown masking or opening")
     _expect(dimensions <= MAX_DIMENSIONS, f"{dimensions} dimensions, at most {MAX_DIMENSIONS}")
     _expect(len(body) >= _SPEC.size + 8 * dimensions, "the settings are truncated")

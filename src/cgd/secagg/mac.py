@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgd.secagg.masking import keystream
+from cgd.aes import keystream
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -87,7 +87,7 @@ def _shifted_sums(words: npt.NDArray[Any], stream: Any) -> npt.NDArray[Any]:
     With y as rows of TAGS elements, b_(i+t) is in the row of y_i or in the next row: the result is the diagonal
     C[p + t, p], where C has the products of columns p of y with columns of b, first of the same row, then of the next.
     """
-    halves = words.dtype.itemsize // 4
+    halves = max(1, words.dtype.itemsize // 4)
     sums = np.zeros(TAGS, dtype=np.uint64)
     last = _bits(stream, 1)
     step = _PRODUCTS * TAGS * TAGS
@@ -97,7 +97,7 @@ def _shifted_sums(words: npt.NDArray[Any], stream: Any) -> npt.NDArray[Any]:
         bits = np.concatenate([last, _bits(stream, products * TAGS)])
         last = bits[-1:]
         padded = np.zeros((products * TAGS**2, halves), dtype=np.float64)
-        padded[: chunk.size] = chunk.view(np.uint32).reshape(-1, halves)
+        padded[: chunk.size] = chunk.view(f"<u{words.dtype.itemsize // halves}").reshape(-1, halves)
         for half in range(halves):
             values = padded[:, half].reshape(products, TAGS, TAGS)
             both = [_product(bits[:-1], values), _product(bits[1:], values)]

@@ -15,8 +15,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from cgd.aes import BLOCK_BYTES, keystream
 from cgd.errors import InputError, LocalProtocolError
 from cgd.secagg.fixed_point import CHUNK_ELEMENTS, WORD_TYPES
 
@@ -71,11 +71,10 @@ def uniform_words(count: int, dtype: np.dtype[Any], random: Callable[[int], byte
 def check_ring(words: npt.NDArray[Any]) -> None:
     """Raise an InputError if these are not ring elements."""
     if words.dtype not in WORD_TYPES.values():
-        raise InputError(f"{words.dtype} is not a ring; use uint32 or uint64 (FixedPoint.encode makes them)")
+        raise InputError(f"{words.dtype} is not a ring; use uint16, uint32 or uint64 (FixedPoint.encode makes them)")
 
 
 KEY_BYTES = 16
-BLOCK_BYTES = 16
 
 
 class PairwiseMasks:
@@ -173,9 +172,3 @@ def _apply(words: npt.NDArray[Any], streams: Sequence[tuple[bool, Any]]) -> None
         for adds, stream in streams:
             stream.update_into(zeros[: chunk.nbytes], buffer)
             (np.add if adds else np.subtract)(chunk, mask[: chunk.size], out=chunk)
-
-
-def keystream(key: bytes, position: int) -> Any:
-    """Return AES-CTR at block 0 of a position: 2⁶⁴ blocks for each of 2⁶⁴ positions, all different under one key."""
-    counter = position.to_bytes(8, "big") + bytes(8)
-    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()

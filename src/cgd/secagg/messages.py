@@ -67,6 +67,9 @@ class Reason(IntEnum):
         }[self]
 
 
+WEIGHT_DIGIT_BITS = 4
+
+
 @dataclass(frozen=True)
 class SumSpec:
     """The settings that all members of one sum must agree on before anything is shared.
@@ -87,8 +90,13 @@ class SumSpec:
 
     @property
     def size(self) -> int:
-        """The number of ring elements: one for each value, and one for the weight if the sum is weighted."""
-        return math.prod(self.shape) + self.weighted
+        """The number of ring elements: one for each value, and those of the weight if the sum is weighted."""
+        return math.prod(self.shape) + (self.weight_elements if self.weighted else 0)
+
+    @property
+    def weight_elements(self) -> int:
+        """The number of elements of the weight: in 16 bits, the digits of 32 bits."""
+        return 32 // WEIGHT_DIGIT_BITS if self.ring_bits == 16 else 1
 
     def differences(self, other: SumSpec) -> list[str]:
         """Describe how `other` differs from these settings."""

@@ -10,8 +10,10 @@ before any member confirms it.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from hashlib import sha256
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,7 +24,7 @@ from cgd.secagg.mac import TAGS, LinearMac
 from cgd.secagg.messages import HUB, MAX_NAME_BYTES, Deposit, Message, PeerId, Slice, Subtotal, SumSpec, Total
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     import numpy.typing as npt
 
@@ -162,6 +164,42 @@ class Reduction(Protocol):
     def total(self) -> npt.NDArray[Any]:
         """Return the complete masked total."""
 
+    def digest(self) -> bytes:
+        """Return the SHA-256 digest of the complete masked total."""
+
+
+class TotalDigest:
+    """The SHA-256 digest of a total whose slices become complete in any order, taken as far as the first gap.
+
+    Args:
+        total: the total.
+        parts: its slices; what is behind its end is left out.
+
+    Examples:
+        >>> total = np.arange(6, dtype=np.uint32)
+        >>> digest = TotalDigest(total, [slice(0, 4), slice(4, 6)])
+        >>> digest.add(4)
+        >>> digest.add(0)
+        >>> digest.digest() == sha256(total.data).digest()
+        True
+    """
+
+    def __init__(self, total: npt.NDArray[Any], parts: Iterable[slice]) -> None:
+        self._total, self._sha = total, sha256()
+        self._next = deque(sorted(parts, key=lambda part: part.start))
+        self._complete: set[int] = set()
+
+    def add(self, start: int) -> None:
+        """Record that the slice with this start is complete, and does not change any more."""
+        self._complete.add(start)
+        while self._next and self._next[0].start in self._complete:
+            self._sha.update(self._total[self._next.popleft()].data)
+
+    def digest(self) -> bytes:
+        """Return the digest; all slices are complete."""
+        assert not self._next  # noqa: S101 - the caller has checked it
+        return self._sha.digest()
+
 
 class MemberReduction:
     """A reduction in which each part of the vector is added by one member, which sends it to all; see `Reduction`."""
@@ -175,6 +213,7 @@ class MemberReduction:
         self._parts = parts(spec, members)
         self._slices = {member: slices(self._parts.get(member, slice(0, 0))) for member in members}
         self._total = np.zeros(spec.size, dtype=dtype)
+        self._digest = TotalDigest(self._total, chain.from_iterable(self._slices.values()))
         # The starts of the received slices: of our part (Subtotal), and of the parts of others (Total).
         self._received: dict[type[Slice], dict[PeerId, set[int]]] = {
             kind: {peer: set() for peer in self._others} for kind in (Subtotal, Total)
@@ -207,6 +246,8 @@ class MemberReduction:
         part = self._parts[self._me if isinstance(message, Subtotal) else sender]
         add_slice(sender, message, part, self._total)
         self._received[type(message)][sender].add(message.start)
+        if isinstance(message, Total):
+            self._digest.add(message.start)
         self._send_totals()
 
     def resend(self) -> None:
@@ -225,6 +266,10 @@ class MemberReduction:
         """Return the masked total."""
         return self._total
 
+    def digest(self) -> bytes:
+        """Return the SHA-256 digest of the masked total."""
+        return self._digest.digest()
+
     def _send_totals(self) -> None:
         """Send the total of every slice of our part that was received from all peers."""
         if self._reduced is None:
@@ -234,6 +279,7 @@ class MemberReduction:
                 return
             for peer in self._others:
                 self._send(peer, Total(part.start, as_bytes(self._total[part])))
+            self._digest.add(part.start)
             self._reduced += 1
 
 
@@ -255,6 +301,7 @@ class HubReduction:
         self._whole = slice(0, spec.size + TAGS)
         self._slices = slices(self._whole)
         self._total = np.zeros(self._whole.stop, dtype=dtype)
+        self._digest = TotalDigest(self._total[: spec.size], self._slices)
         self._subtotal: npt.NDArray[Any] | None = None
         self._received: set[int] = set()
         self._sent_by_hub: set[int] = set()  # the received slices that the present incarnation of the hub has sent
@@ -279,6 +326,7 @@ class HubReduction:
         if sender != HUB:
             raise RemoteProtocolError(sender, f"sent a {type(message).__name__}, but the hub adds this sum")
         add_slice(sender, message, self._whole, self._total)
+        self._digest.add(message.start)
         self._received.add(message.start)
         self._sent_by_hub.add(message.start)
         self._deposit()
@@ -307,6 +355,10 @@ class HubReduction:
             )
         return self._total[: self._spec.size]
 
+    def digest(self) -> bytes:
+        """Return the SHA-256 digest of the masked total."""
+        return self._digest.digest()
+
     def _deposit(self) -> None:
         """Deposit the next slices, at most `MAX_SLICES_AHEAD` ahead of the totals that the hub has sent."""
         if self._subtotal is None:
@@ -322,7 +374,7 @@ class HubReduction:
 
 
 def add_slice(sender: PeerId, message: Slice, part: slice, to: npt.NDArray[Any]) -> None:
-    """Add a slice of a part to the vector `to`.
+    """Add a slice of a part to the vector `to`; store a slice of a total.
 
     Raises:
         RemoteProtocolError: it is not a slice of that part.
@@ -334,7 +386,11 @@ def add_slice(sender: PeerId, message: Slice, part: slice, to: npt.NDArray[Any])
             f"sent a {type(message).__name__} of {len(message.words)} bytes from element {message.start} on, "
             f"not {target.nbytes}",
         )
-    np.add(target, np.frombuffer(message.words, dtype=to.dtype), out=target)
+    words = np.frombuffer(message.words, dtype=to.dtype)
+    if isinstance(message, Total):  # received once, into zeros
+        np.copyto(target, words)
+    else:
+        np.add(target, words, out=target)
 
 
 def as_bytes(words: npt.NDArray[Any]) -> memoryview:

@@ -36,7 +36,6 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager, suppress
 from functools import partial
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -344,7 +343,7 @@ class SecureSum:
                 self._total = self._reduction.total()
                 if self._quorum is not None:  # others can recover our key from now on
                     self._before_reveal()
-                self._send_to_all(self.agreement.make_confirm(sha256(self._total.data).digest()))
+                self._send_to_all(self.agreement.make_confirm(self._reduction.digest()))
             case State.REVEALING:
                 self.agreement.check_confirms()
                 self._check_difference()

@@ -16,12 +16,16 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from cgd.aes import keystream
 from cgd.errors import InputError
 from cgd.optim.flat_vectors import CPU, join, split_sum
 from cgd.optim.grid import Cell
 from cgd.optim.vertical import split_first_layer
 from cgd.secagg.fixed_point import WORD_TYPES, FixedPoint
+from cgd.secagg.journal_entry import Step
 from cgd.simulation.local_training import Work
+from cgd.simulation.population import participant_seed
+from cgd.sum_encoding import rounding_key
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -39,6 +43,11 @@ class Ring:
     ring_bits: int = 32
     joint_bound: float = 64.0
     joint_gradient_bound: float = 1.0
+
+    @property
+    def unweighted_ring_bits(self) -> int:
+        """The bits of sums without weights, as `SumSettings` has them."""
+        return max(32, self.ring_bits)
 
 
 class ModuleEngine:
@@ -92,9 +101,10 @@ class ModuleEngine:
                 shared_weight = participants.samples[row] / (samples * grid.columns)
                 for column, (gradient, value) in enumerate(self._row_gradients(row, displacement)):
                     loss += shared_weight * value
+                    key = self._rounding_key(Cell(row, column), gradient)
                     if own:
-                        own[column].add(gradient[layout.column(column)], weight)
-                    shared.add(gradient[layout.shared], shared_weight)
+                        own[column].add(gradient[layout.column(column)], weight, key)
+                    shared.add(gradient[layout.shared], shared_weight, key)
         total = torch.cat([each.total() for each in (*own, shared)])
         self._step += 1
         return total, loss
@@ -126,6 +136,10 @@ class ModuleEngine:
             addends=addends, bound=self._ring.bound, ring_bits=self._ring.ring_bits
         )
         return _WeightedSum(np.zeros(size, dtype=WORD_TYPES[fixed_point.ring_bits]), fixed_point, dtype)
+
+    def _rounding_key(self, cell: Cell, gradient: torch.Tensor) -> bytes:
+        """Return the key by which a participant with the seed of this one's origin rounds its gradient in 16 bits."""
+        return rounding_key(participant_seed(self._participants.seed, cell), gradient.numpy(), Step(0, self._step))
 
     def _row_gradients(self, row: int, displacement: torch.Tensor) -> list[tuple[torch.Tensor, float]]:
         """Return the flat local gradient, or the update, and the loss of every participant of a row."""
@@ -229,8 +243,9 @@ class ModuleEngine:
         """Return the sum of one tensor per member, as the row's secure sum would open it."""
         if self._ring is None:
             return torch.stack(parts).sum(dim=0)
-        fixed_point = FixedPoint.for_sum(addends=len(parts), bound=bound, ring_bits=self._ring.ring_bits)
-        words = np.zeros(parts[0].shape, dtype=WORD_TYPES[self._ring.ring_bits])
+        bits = self._ring.unweighted_ring_bits
+        fixed_point = FixedPoint.for_sum(addends=len(parts), bound=bound, ring_bits=bits)
+        words = np.zeros(parts[0].shape, dtype=WORD_TYPES[bits])
         for part in parts:
             words += fixed_point.encode(part.numpy())
         return torch.from_numpy(fixed_point.decode(words, parts[0].numpy().dtype))
@@ -281,11 +296,12 @@ class _WeightedSum:
     def __init__(self, words: Any, fixed_point: FixedPoint | None, dtype: torch.dtype) -> None:
         self._words, self._fixed_point, self._dtype = words, fixed_point, dtype
 
-    def add(self, gradient: torch.Tensor, weight: float) -> None:
+    def add(self, gradient: torch.Tensor, weight: float, key: bytes) -> None:
         if self._fixed_point is None:
             self._words += gradient * weight
         elif gradient.numel():
-            self._words += self._fixed_point.encode(gradient.numpy(), weight)
+            rounding = keystream(key, 0) if self._fixed_point.ring_bits == 16 else None
+            self._words += self._fixed_point.encode(gradient.numpy(), weight, rounding=rounding)
 
     def total(self) -> torch.Tensor:
         if self._fixed_point is None:
