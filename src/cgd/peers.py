@@ -83,6 +83,7 @@ class _SumOptions:
     new_weight: bool = True
     bound: float | None = None
     ring_bits: int | None = None
+    modular: bool = False
     noise: NoisyEncoding | None = None
     before_reveal: Callable[[], None] = lambda: None
     context: str = ""
@@ -218,6 +219,7 @@ class Peers:
         new_weight: bool = True,
         bound: float | None = None,
         ring_bits: int | None = None,
+        modular: bool = False,
         context: str = "",
         step: Step | None = None,
         epoch: int | None = None,
@@ -234,6 +236,7 @@ class Peers:
             new_weight: False if an earlier sum was finished with `weight`: then it is not checked again.
             bound: another bound for this sum only; the same at every member.
             ring_bits: another ring for this sum only.
+            modular: integers of any size are summed modulo 2⁶⁴, as int64 (not −2⁶³); else their total must not wrap.
             context: a short public text that must be the same at every member, otherwise the sum fails.
             step: for optimisers: the step whose state will contain the total; all ranks have the same `values` then.
             epoch: for optimisers: the epoch that `weight` was computed for.
@@ -253,7 +256,7 @@ class Peers:
             >>> totals
             [array([1.75]), array([1.75]), array([1.75])]
         """
-        options = _SumOptions(weight, new_weight, bound, ring_bits, context=context, step=step)
+        options = _SumOptions(weight, new_weight, bound, ring_bits, modular, context=context, step=step)
         return self._sum_in_epoch(values, options, epoch)
 
     def private_sum(
@@ -395,7 +398,9 @@ class Peers:
         if array.dtype.kind != "f":
             if (weight, bound, ring_bits) != (None, None, None):
                 raise InputError("integers are summed exactly, without weight, bound or ring_bits; pass floats")
-            return FixedPoint.for_integers(addends=addends)
+            return FixedPoint.for_integers(addends=1 if options.modular else addends)
+        if options.modular:
+            raise InputError("only integers are summed modulo 2⁶⁴; pass integers")
         derive = FixedPoint.for_sum if weight is None else FixedPoint.for_weighted_sum
         return derive(
             addends=addends,
