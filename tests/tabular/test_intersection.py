@@ -6,21 +6,30 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import cgd
-from cgd.errors import InputError, ProtocolError
+from cgd.errors import CGDError, InputError, ProtocolError
+from cgd.federation.data_schema import Column, Data
+from cgd.federation.model_section import Model
 from cgd.psi.protocol import SetMember
 from cgd.tabular.dataset import dataset_from_frame
+from cgd.tabular.disclosure import disclosed_sums
 from cgd.tabular.intersection import FoundIntersection, check_intersection, intersect, read_salt
+from cgd.tabular.model import ConfinedModel
+from cgd.tabular.predict import Predictions, load_inputs, predict
+from cgd.tabular.rare_values import check_rare_values
+from cgd.tabular.settings import TabularSettings
+from cgd.tabular.training import TrainingResult, _check_common, train
 from support.intersections import COMMON, DATA, SETS, SETTINGS, person, records_of
-from support.tabular import run_members
+from support.tabular import TRAINING, run_grid, run_members, table, write_csv
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from cgd.federation.data_schema import Data
+    from cgd.tabular.dataset import TabularDataset
 
 
 def run_row(sets: Sequence[Sequence[int]], data: Data = DATA, salts: Sequence[bytes] = (b"", b"", b"")) -> list[Any]:
@@ -51,7 +60,6 @@ def test_salt_must_be_the_same() -> None:
         "we have another salt than most of the row: compare the files that you name with --salt",
         "participant-2 has another salt than most of the row: compare the files that you name with --salt",
     ]
-    assert all(isinstance(each, FoundIntersection) for each in run_row(SETS, salted, [right] * 3))
 
 
 @pytest.mark.parametrize(("common", "text"), [(0, "nobody is"), (1, "1 person is"), (4, "4 people are")])
@@ -186,16 +194,120 @@ def test_progress_of_many_ids_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_normalized_ids_meet() -> None:
-    data = replace(DATA, intersection=replace(SETTINGS, normalize=("case", "zeros", "spaces")))
+    data = replace(DATA, intersection=replace(SETTINGS, normalize=("case", "zeros", "spaces"), salt=True))
     spellings = [lambda text: text, lambda text: f"00{text.upper()}", lambda text: f"{text[:3]} {text[3:]}"]
 
     def member(row: cgd.Peers, spell: Any) -> tuple[str, ...]:
         ids = [spell(hashlib.sha256(bytes([number])).hexdigest()[:20].lstrip("0")) for number in range(40)]
         frame = {"x": [*range(40)], "id": ids}
         records = dataset_from_frame(frame, data, data.columns, ids=True)[0]
-        found = intersect(records, row, data, b"")
+        found = intersect(records, row, data, b"a secret of the row")
         return found.records.ids or ()
 
     results = run_members(member, spellings)
     assert results[0] == results[1] == results[2]
     assert len(results[0]) == 40
+
+
+# Training and predicting.
+
+COLUMNS = (
+    Column("age", "number", held_by=0),
+    Column("dose", "number", held_by=1),
+    Column("ward", "category", held_by=2),
+)
+TOWNS = Data("outcome", COLUMNS, id="id", validation=0.25, intersection=SETTINGS)
+
+
+def own_part(row: int, config: TabularSettings) -> TabularDataset:
+    """Return a participant's own columns of some people of its town: 60 that all three have, and 15 others."""
+    content = table(200, row)
+    others = range(60 + 15 * config.column, 75 + 15 * config.column)
+    chosen = np.random.default_rng(10 * row + config.column).permutation([*range(60), *others])
+    names = (*(each.name for each in config.own_columns), "outcome")
+    frame = {name: [content[name][place] for place in chosen] for name in names}
+    frame["id"] = [person(1000 * row + place) for place in chosen]
+    return dataset_from_frame(frame, config.data, config.own_columns, target=True, ids=True)[0]
+
+
+@pytest.mark.slow
+def test_row_trains_on_the_records_that_all_have() -> None:
+    def member(peers: cgd.Peers, row: int, column: int) -> tuple[TrainingResult, list[str]]:
+        config = TabularSettings(TOWNS, Model("mlp", (6,)), replace(TRAINING, steps=5), column, 3)
+        shown: list[str] = []
+        return train(peers, config, own_part(row, config), show_message=shown.append), shown
+
+    results = run_grid(3, 3, member)
+    for (row, column), (trained, shown) in results.items():
+        expected = {person(1000 * row + place) for place in range(60)}
+        assert set(trained.records.ids or ()) == expected
+        assert trained.records.ids == results[row, 0][0].records.ids  # in the same order
+        assert np.array_equal(trained.held_out, results[row, 0][0].held_out)
+        names = [f"r{row}c{each}" for each in range(3)]
+        note = f"60 records are in all files of our row, which entered {', '.join(f'{each} 75' for each in names)} IDs"
+        assert note in trained.notes
+        assert shown[-1] == f"intersection: {note}"
+        assert trained.intersection is not None
+        assert trained.intersection.as_stored() == {"entered": dict.fromkeys(names, 75), "common": 60}
+        config = TabularSettings(TOWNS, Model("mlp", (6,)), TRAINING, column, 3)
+        listed = [each for each in disclosed_sums(config, trained) if each.to == "the row"]
+        assert (listed[0].what, listed[0].numbers) == ("how many IDs each member of the row has entered", 3)
+        assert listed[1].what.startswith("how many of these all members of the row have, and to each which of its own")
+        assert listed[1].numbers == 60
+
+
+def test_value_that_is_rare_among_the_common_records_stops_the_row() -> None:
+    """P25 is about the records that are trained on: the intersection can make a value rare."""
+    data = replace(TOWNS, other=False)
+    settings = TabularSettings(data, Model("mlp", (6,)), TRAINING, 2, 3)
+
+    def member(row: cgd.Peers, numbers: Sequence[int]) -> str:
+        wards = ["A" if 18 <= number < 35 else "B" for number in numbers]
+        frame = {"ward": wards, "id": [*map(person, numbers)]}
+        records = dataset_from_frame(frame, data, settings.own_columns, ids=True)[0]
+        check_rare_values(records, data, settings.own_columns)
+        with pytest.raises(CGDError) as error:
+            _check_common(row, settings, intersect(records, row, data, b""))
+            row.sum(np.ones(1))
+        return str(error.value)
+
+    common = range(15, 35)  # of B, 13 records at each member, and 3 in common
+    errors = run_members(member, [[*common, *range(100 * place, 100 * place + 10)] for place in (1, 2, 3)])
+    assert all("column 'ward': 1 value has fewer than 5 of our records" in each for each in errors)
+
+
+@pytest.mark.slow
+def test_predictions_are_about_the_records_that_all_have(tmp_path: Path) -> None:
+    def member(peers: cgd.Peers, row: int, column: int) -> ConfinedModel:
+        config = TabularSettings(TOWNS, Model("mlp", (6,)), replace(TRAINING, steps=5), column, 3)
+        return ConfinedModel.from_training(train(peers, config, own_part(row, config)), config, {})
+
+    models = run_grid(3, 3, member)
+    content = table(40, 9) | {"id": [person(place) for place in range(40)]}
+    spans = [range(30), range(10, 40), [*range(5, 25), *range(28, 33)]]
+    common = [*range(10, 25), 28, 29]
+
+    def predict_with_row(row: cgd.Peers, column: int) -> Predictions:
+        model = models[0, column]
+        path = tmp_path / f"{column}.csv"
+        places = list(reversed(spans[column]))
+        chosen = {name: [values[place] for place in places] for name, values in content.items()}
+        write_csv(path, chosen, (COLUMNS[column].name, "outcome", "id"))
+        return predict(model, load_inputs(model, path), row)
+
+    predictions = run_members(predict_with_row, range(3))
+    for column, found in enumerate(predictions):
+        assert found.ids == tuple(person(place) for place in reversed(spans[column]) if place in common)
+        outputs = dict(zip(found.ids, found.outputs.tolist(), strict=True))
+        assert outputs == dict(zip(predictions[0].ids or (), predictions[0].outputs.tolist(), strict=True))
+        assert found.scores is not None
+        assert found.scores == predictions[0].scores
+        assert found.scores["records"] == 17
+        assert any(note.startswith("17 records are in all files of our row") for note in found.notes)
+
+    def predict_same_records(row: cgd.Peers, column: int) -> Predictions:
+        model = models[0, column]
+        return predict(model, load_inputs(model, tmp_path / f"{column}.csv"), row, same_records=True)
+
+    with pytest.raises(InputError, match="other records than most of the row"):
+        run_members(predict_same_records, range(3))
