@@ -8,7 +8,7 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results absence-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results absence-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time intersection-results docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
         fuzz model schedules soak report-picture audit-picture structure coverage clean
 
 help:  ## list the commands
@@ -104,6 +104,9 @@ delay-results: .venv/installed  ## measure accuracy and regret with a delay; sto
 
 delay-time: .venv/installed  ## measure the time of a step with a delay, in a slow network, as ratios
 	$(BIN)/python benchmarks/delay_time.py
+
+intersection-results: .venv/installed  ## measure time and bytes of an intersection of IDs, up to a million (half an hour of one core)
+	$(BIN)/python benchmarks/intersection.py
 
 rounds: .venv/installed  ## measure rounds and bytes to a given accuracy; store the results, and update the page (hours of one core; continues)
 	$(BIN)/python benchmarks/rounds.py
