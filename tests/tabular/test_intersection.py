@@ -293,7 +293,10 @@ def test_predictions_are_about_the_records_that_all_have(tmp_path: Path) -> None
         places = list(reversed(spans[column]))
         chosen = {name: [values[place] for place in places] for name, values in content.items()}
         write_csv(path, chosen, (COLUMNS[column].name, "outcome", "id"))
-        return predict(model, load_inputs(model, path), row)
+        shown: list[str] = []
+        found = predict(model, load_inputs(model, path), row, show_message=shown.append)
+        assert shown[-1].startswith("intersection: 17 records are in all files of our row")
+        return found
 
     predictions = run_members(predict_with_row, range(3))
     for column, found in enumerate(predictions):
@@ -303,7 +306,6 @@ def test_predictions_are_about_the_records_that_all_have(tmp_path: Path) -> None
         assert found.scores is not None
         assert found.scores == predictions[0].scores
         assert found.scores["records"] == 17
-        assert any(note.startswith("17 records are in all files of our row") for note in found.notes)
 
     def predict_same_records(row: cgd.Peers, column: int) -> Predictions:
         model = models[0, column]

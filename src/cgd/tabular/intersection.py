@@ -243,6 +243,7 @@ class _Run:
         self.member.state = state
         self.row.recovery.skip(slot, state.step)
         self._check_commitment()
+        self._check_maximum()
 
     def _take(self, step: Step) -> None:
         """Take one step with the other members.
@@ -253,6 +254,8 @@ class _Run:
 
         member, kind = self.member, self.member.kind
         self.multiplication.what = f"{kind}, step {member.state.step + 1} of {len(self.row) + 4}"
+        if max(member.state.sizes, default=0) >= MIN_SHOWN_POINTS:
+            self.show_message(f"intersection: {self.multiplication.what}")
         context = self._context(kind)
         try:
             if kind == "table":

@@ -121,15 +121,14 @@ def predict(
     """
     records, ids = inputs.records, inputs.records.ids
     mask: npt.NDArray[np.bool_] | None = None
-    found: tuple[str, ...] = ()
     if row is not None and model.data.intersection is not None and not same_records:
         common = intersect(records, row, model.data, salt, show_message)
-        records, mask, found = common.records, common.mask, (common.describe(),)
+        records, mask = common.records, common.mask
         ids = None if ids is None else tuple(each for each, kept in zip(ids, mask, strict=True) if kept)
     _, unseen = model.preprocessing.transform(records)
     outputs = model.outputs(records, row)
     scores, notes = _score(model, inputs, outputs, mask)
-    return Predictions(ids, outputs, model.preprocessing.classes, scores, (*inputs.notes, *found, *unseen, *notes))
+    return Predictions(ids, outputs, model.preprocessing.classes, scores, (*inputs.notes, *unseen, *notes))
 
 
 def row_federation(federation: Federation, participant: str) -> Federation:
