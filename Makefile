@@ -107,6 +107,7 @@ delay-time: .venv/installed  ## measure the time of a step with a delay, in a sl
 
 intersection-results: .venv/installed  ## measure time and bytes of an intersection of IDs, up to a million (half an hour of one core)
 	$(BIN)/python benchmarks/intersection.py
+	$(BIN)/python benchmarks/intersection.py --without-curve --sizes 1000000
 
 rounds: .venv/installed  ## measure rounds and bytes to a given accuracy; store the results, and update the page (hours of one core; continues)
 	$(BIN)/python benchmarks/rounds.py
