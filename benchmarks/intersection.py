@@ -4,8 +4,8 @@ Three processes on this machine, connected as a federation (ZeroMQ with CURVE), 
 have. Printed for each number of IDs: the processor seconds of one member, which another machine needs about as well;
 the seconds that passed here, where the members share processors; the bytes that one member sends; and its memory.
 
-`--without-curve` replaces the elliptic curve by a stand-in that takes no time and protects nothing. What is left are the
-bytes, the memory, and the processor seconds of everything else.
+`--without-curve` replaces the elliptic curve by a stand-in that takes no time and protects nothing. What is left are
+the bytes, the memory, and the processor seconds of everything else.
 """
 
 from __future__ import annotations
