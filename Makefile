@@ -8,8 +8,12 @@ EDITABLE := $(PIP) --constraint constraints.txt --no-build-isolation --editable
 NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
-.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results absence-results training-mode-results suggested-model-results network-results ring-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
-        fuzz model schedules soak quorum-soak report-picture audit-picture structure coverage clean
+.PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench \
+        demo-results leverage-results first-layer-results absence-results training-mode-results \
+        suggested-model-results network-results ring-results table-results personalisation-results \
+        private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs \
+        docs-serve audit-results canary-results organisation-results privacy-picture lock mutations fuzz model \
+        schedules soak quorum-soak report-picture audit-picture structure coverage clean intersection-results
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -107,6 +111,10 @@ delay-results: .venv/installed  ## measure accuracy and regret with a delay; sto
 
 delay-time: .venv/installed  ## measure the time of a step with a delay, in a slow network, as ratios
 	$(BIN)/python benchmarks/delay_time.py
+
+intersection-results: .venv/installed  ## measure time and bytes of an intersection of IDs, up to a million (half an hour of one core)
+	$(BIN)/python benchmarks/intersection.py
+	$(BIN)/python benchmarks/intersection.py --without-curve --sizes 1000000
 
 rounds: .venv/installed  ## measure rounds and bytes to a given accuracy; store the results, and update the page (hours of one core; continues)
 	$(BIN)/python benchmarks/rounds.py

@@ -1,4 +1,4 @@
-"""Fuzz the readers of files: journals, journal entries, keys, federation files, models, runs and tables.
+"""Fuzz the readers of files: journals, entries and states in them, keys, federation files, models, runs and tables.
 
 The first byte of an input selects the reader of the rest. Where a file begins with a digest, the digest is made valid,
 so that the code behind it is reached. Readers may raise `CGDError` only.
@@ -21,6 +21,7 @@ from cgd.federation.config import Federation
 from cgd.federation.data_schema import Column, Data
 from cgd.federation.keys import Keys
 from cgd.federation.state import StateFolder
+from cgd.psi.protocol import CommonState
 from cgd.reporting.run_file import load_run
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.group import Group
@@ -198,6 +199,13 @@ def read_table(data: bytes) -> None:
     read_dataset(write("table.csv", data[1:]), schema, schema.columns, ids=bool(schema.id))
 
 
+def read_intersection(data: bytes) -> None:
+    """Read the stored state of an intersection, and write it."""
+    state = CommonState.from_bytes(data, len(MEMBERS))
+    if state.to_bytes() != data:
+        raise AssertionError("the state of an intersection differs after it was read and written")
+
+
 READERS: tuple[Callable[[bytes], None], ...] = (
     read_journal,
     read_entry,
@@ -208,4 +216,5 @@ READERS: tuple[Callable[[bytes], None], ...] = (
     read_run,
     read_model,
     read_table,
+    read_intersection,
 )

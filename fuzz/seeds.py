@@ -26,6 +26,7 @@ from zmq.utils import z85  # noqa: E402
 from cgd.federation.keys import PRIVATE_FILE, Keys, derive_public  # noqa: E402
 from cgd.federation.model_section import Model  # noqa: E402
 from cgd.federation.state import entry_header  # noqa: E402
+from cgd.psi.protocol import CommonState  # noqa: E402
 from cgd.secagg.certificates import PendingReveal  # noqa: E402
 from cgd.secagg.codec import Frame, from_bytes, ready_content, to_bytes  # noqa: E402
 from cgd.secagg.journal import Journal  # noqa: E402
@@ -202,6 +203,12 @@ def file_seeds(simulation: RecordedSimulation) -> dict[str, bytes]:
     }
     for name, table in tables.items():
         add(f"table-{name}", files.read_table, table)
+    announcements = tuple(bytes([size]) + bytes(7) + bytes([size]) * 48 for size in (2, 3, 9))
+    add("intersection-announced", files.read_intersection, CommonState(1, announcements).to_bytes())
+    lists = tuple(bytes([7]) * 32 * size for size in (2, 3, 9))
+    add("intersection-points", files.read_intersection, CommonState(2, announcements, bytes(32), lists).to_bytes())
+    done = CommonState(7, announcements, bytes(32), positions=(b"\x80", b"\x60", b"\xff\x80"))
+    add("intersection-done", files.read_intersection, done.to_bytes())
     return made
 
 

@@ -90,6 +90,12 @@ def test_a_command_reports_the_extra_it_needs(arguments: tuple[str, ...], extra:
     assert "Traceback" not in found.stderr
 
 
+def test_private_set_intersection_reports_the_extra_it_needs() -> None:
+    found = run("import cgd\ntry:\n    import cgd.psi.curve\nexcept cgd.MissingExtraError as error:\n    print(error)")
+    assert found.returncode == 0, found.stderr
+    assert "private set intersection needs nacl, which is not installed; pip install 'cgd[psi]'" in found.stdout
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("keygen", "--help"), ("join", "--help"), ("hub", "--help")])
 def test_the_commands_of_a_federation_need_no_extra(arguments: tuple[str, ...]) -> None:
     found = command(*arguments)

@@ -435,6 +435,18 @@ def test_options_of_floats_are_rejected_for_integers(options: dict[str, Any]) ->
         assert [total.tolist() for total in members.run(lambda peers: peers.sum(np.array([2])))] == [[6]] * 3
 
 
+def test_integers_of_any_size_are_summed_modulo() -> None:
+    words = np.array([2**63 - 1, -(2**63) + 1, 5, 2**62], dtype=np.int64)
+    with local_peers(MEMBERS) as members:
+        totals = members.run(lambda peers: peers.sum(words, modular=True))
+        for total in totals:
+            assert np.array_equal(total, words * 3)  # int64 wraps
+        assert all(isinstance(each, RangeError) for each in outcomes(members, lambda peers: peers.sum(words))[:1])
+        for error in outcomes(members, lambda peers: peers.sum(np.ones(2), modular=True)):
+            assert isinstance(error, InputError)
+            assert "only integers are summed modulo 2⁶⁴" in str(error)
+
+
 @pytest.mark.parametrize("context", ["two\nlines", "é" * 200])
 def test_context_must_be_short_and_printable(context: str) -> None:
     with local_peers(MEMBERS) as members:

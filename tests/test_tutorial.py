@@ -24,6 +24,7 @@ def tutorial() -> ModuleType:
     [
         ("tutorial", [f"hospital-{name}" for name in "abcde"]),
         ("columns", [f"{who}-{town}" for who in ("clinic", "lab", "archive") for town in "abc"]),
+        ("common", [f"{who}-{town}" for who in ("clinic", "lab", "archive") for town in "abc"]),
         ("clinics", [f"clinic-{name}" for name in "abcd"]),
     ],
 )
@@ -122,7 +123,7 @@ def test_terminals_run_at_the_same_time_and_one_terminal_in_order(
 
 def test_every_part_of_the_page_is_parsed(tutorial: ModuleType) -> None:
     text = tutorial.PAGE.read_text()
-    for part in ("tutorial", "columns"):
+    for part in ("tutorial", "columns", "common"):
         assert len(tutorial.blocks(text, part)) > 5
     with pytest.raises(tutorial.TutorialError, match="no part 'poem'"):
         tutorial.blocks(text, "poem")

@@ -15,6 +15,7 @@ EXTRAS = {
     "tables": ("jinja2", "msgspec", "pyarrow", "sklearn"),
     "simulate": ("matplotlib", "numba", "pooch", "sklearn", "threadpoolctl"),
     "audit": ("PIL", "scipy"),
+    "psi": ("nacl",),
     "ray": ("grpc", "ray"),
 }
 

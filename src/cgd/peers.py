@@ -91,6 +91,7 @@ class _SumOptions:
     new_weight: bool = True
     bound: float | None = None
     ring_bits: int | None = None
+    modular: bool = False
     noise: NoisyEncoding | None = None
     before_reveal: Callable[[], None] = lambda: None
     context: str = ""
@@ -226,6 +227,7 @@ class Peers:
         new_weight: bool = True,
         bound: float | None = None,
         ring_bits: int | None = None,
+        modular: bool = False,
         context: str = "",
         step: Step | None = None,
         epoch: int | None = None,
@@ -243,6 +245,7 @@ class Peers:
             bound: another bound for this sum only; the same at every member.
             ring_bits: another ring for this sum only. In 16 bits, floats are rounded up or down at random, with the
                 probabilities whose mean is the value, and by the same numbers if the sum is repeated.
+            modular: integers of any size are summed modulo 2⁶⁴, as int64 (not −2⁶³); else their total must not wrap.
             context: a short public text that must be the same at every member, otherwise the sum fails.
             step: for optimisers: the step whose state will contain the total; all ranks have the same `values` then.
             epoch: for optimisers: the epoch that `weight` was computed for.
@@ -262,7 +265,7 @@ class Peers:
             >>> totals
             [array([1.75]), array([1.75]), array([1.75])]
         """
-        options = _SumOptions(weight, new_weight, bound, ring_bits, context=context, step=step)
+        options = _SumOptions(weight, new_weight, bound, ring_bits, modular, context=context, step=step)
         return self._sum_in_epoch(values, options, epoch)
 
     def private_sum(
@@ -405,7 +408,9 @@ class Peers:
         if array.dtype.kind != "f":
             if (weight, bound, ring_bits) != (None, None, None):
                 raise InputError("integers are summed exactly, without weight, bound or ring_bits; pass floats")
-            return FixedPoint.for_integers(addends=addends)
+            return FixedPoint.for_integers(addends=1 if options.modular else addends)
+        if options.modular:
+            raise InputError("only integers are summed modulo 2⁶⁴; pass integers")
         derive = FixedPoint.for_sum if weight is None else FixedPoint.for_weighted_sum
         default = self.settings.ring_bits if weight is not None else self.settings.unweighted_ring_bits
         return derive(

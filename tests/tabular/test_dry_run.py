@@ -17,6 +17,7 @@ from cgd.cli import app
 from cgd.dp.budget_file import BudgetFile
 from cgd.errors import InputError
 from cgd.federation.config import Federation
+from cgd.federation.intersection_section import EACH_LEARNS_WHO
 from cgd.federation.keys import Keys
 from cgd.optim.grid import Cell
 from cgd.tabular.disclosure import disclosed_sums
@@ -69,6 +70,17 @@ def content(folder: Path) -> dict[str, tuple[bytes, int]]:
         str(each): (each.read_bytes() if each.is_file() else b"", each.stat().st_mtime_ns)
         for each in sorted(folder.rglob("*"))
     }
+
+
+WITH_INTERSECTION = VERTICAL_SCHEMA.replace(
+    "[model]",
+    f"""
+[data.intersection]
+minimum = 20
+maximum = 50
+accept = "{EACH_LEARNS_WHO}"
+[model]""",
+)
 
 
 def test_dry_run_shows_what_would_happen_and_writes_nothing(tmp_path: Path) -> None:
@@ -200,6 +212,23 @@ def test_dry_run_of_a_federation_by_columns(tmp_path: Path) -> None:
     code, output = dry_run(path)
     assert code == 0
     assert "the joint prediction of the row's models for each validation record (numbers: 16)" in output
+
+
+def test_dry_run_of_an_intersection(tmp_path: Path) -> None:
+    cells = [Cell(row, column) for row in range(3) for column in range(3)]
+    names = ["ada", *(f"p{number}" for number in range(8))]
+    path = write_federation(tmp_path, names, cells, WITH_INTERSECTION)
+    content = table(40, 0) | {"id": [f"{number * 10**12 + number**9 % 10**12:015d}" for number in range(40)]}
+    write_csv(tmp_path / "ada.csv", content, ("id", "age", "outcome"))
+    code, output = dry_run(path)
+    assert code == 0
+    assert "to the row, once: how many IDs each member of the row has entered (numbers: 3)" in output
+    assert "how many of our records the others of our row have, too; all figures above are about all of ours" in output
+    assert "the same IDs" in output
+    write_csv(tmp_path / "ada.csv", table(40, 0), ("id", "age", "outcome"))
+    code, output = dry_run(path)
+    assert code == 2
+    assert "the ids in 'id', such as 'A9-9', are few enough to guess: about" in output
 
 
 def test_dry_run_of_a_program_is_refused(tmp_path: Path) -> None:

@@ -36,6 +36,10 @@ KeyFile = Annotated[
     Path | None,
     typer.Option(help="Your private key file (default: NAME.key next to the federation file, or in this folder)."),
 ]
+Salt = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With `intersection` and its `salt`: the file with the secret of your row."),
+]
 Listen = Annotated[
     str | None,
     typer.Option(help="The address to bind, such as tcp://0.0.0.0:7001 (default: the port of your address)."),
@@ -221,6 +225,8 @@ def show(path: FederationFile) -> None:
         console.print(Text(f"Privacy: {privacy}"), soft_wrap=True)
     if federation.absence is not None:
         console.print(Text(describe_absence(federation)), soft_wrap=True)
+    if federation.data is not None and federation.data.intersection is not None:
+        console.print(Text(f"Intersection: {federation.data.intersection.describe()}"), soft_wrap=True)
     console.print(f"Digests: {sections}", soft_wrap=True, highlight=False)
 
 

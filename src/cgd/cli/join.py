@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, app, printable
-from cgd.cli.federation import AsName, FederationFile, KeyFile, Listen, StateOption
+from cgd.cli.federation import AsName, FederationFile, KeyFile, Listen, Salt, StateOption
 from cgd.cli.interrupt import MESSAGE, Interruption
 from cgd.errors import CGDError, InputError, RangeError, SettingsError
 
@@ -120,6 +120,7 @@ def join(
     alone: Alone = True,
     keep: Keep = None,
     device: Device = None,
+    salt: Salt = None,
     run: Annotated[
         str | None, typer.Option(metavar="MODULE:FUNCTION", help="Your training function; it is called with the peers.")
     ] = None,
@@ -156,10 +157,10 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        if (label, out, delta, function, budget, decimal, keep, device) != (None,) * 8 or dry_run or not alone:
+        if (label, out, delta, function, budget, decimal, keep, device, salt) != (None,) * 9 or dry_run or not alone:
             raise InputError(
-                "--label, --out, --delta, --function, --budget, --decimal, --keep, --device, --dry-run and --no-alone "
-                "need --data; a program of your own sets these itself"
+                "--label, --out, --delta, --function, --budget, --decimal, --keep, --device, --salt, --dry-run and "
+                "--no-alone need --data; a program of your own sets these itself"
             )
     from cgd.cli import ranks
     from cgd.cli.notify import Notifier
@@ -181,7 +182,7 @@ def join(
                 from cgd.tabular.run_inputs import RunOptions
 
                 place = "cpu" if device is None else device
-                options = RunOptions(label, delta, record, function, budget, decimal or ".", keep, place)
+                options = RunOptions(label, delta, record, function, budget, decimal or ".", keep, place, salt)
                 if dry_run:
                     _dry_run(federation, name, data, out, options, key=key, address=address, state=state)
                     return

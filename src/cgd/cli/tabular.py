@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cgd.cli.base import app, printable
-from cgd.cli.federation import KeyFile, Listen
+from cgd.cli.federation import KeyFile, Listen, Salt
 from cgd.errors import InputError
 from cgd.files import PRIVATE, write_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cgd.tabular.model import ConfinedModel
     from cgd.tabular.predict import LoadedInputs, Predictions
 
@@ -109,6 +112,14 @@ def predict(
         typer.Option(metavar="MODULE:FUNCTION", help="Your function that built the network, if there is one."),
     ] = None,
     decimal: Decimal = None,
+    salt: Salt = None,
+    same_records: Annotated[
+        bool,
+        typer.Option(
+            "--same-records",
+            help="With `intersection`: all members of the row have the same records; they do not look for common ones.",
+        ),
+    ] = False,
     key: KeyFile = None,
     listen: Listen = None,
     timeout: Annotated[
@@ -118,8 +129,10 @@ def predict(
     """Predict the label of every record with a trained model, with probabilities.
 
     With vertically split columns, every model uses some of the columns only. The members of a row then run this command
-    at the same time, on the same records, and learn a secure sum of their models' outputs.
+    at the same time, and learn a secure sum of their models' outputs: on the same records, or with `intersection` on
+    those that all of them have.
     """
+    from cgd.tabular.intersection import check_intersection, read_salt
     from cgd.tabular.model import load_model
     from cgd.tabular.predict import load_inputs, predict
 
@@ -133,7 +146,12 @@ def predict(
     if federation is None:
         predictions = predict(loaded, inputs)
     else:
-        predictions = _predict_with_row(loaded, inputs, federation, key, listen, timeout)
+        needed = None if same_records else loaded.data.intersection
+        secret = read_salt(salt, needed)
+        if needed is not None:
+            check_intersection(inputs.records, loaded.data)
+        together = partial(predict, salt=secret, same_records=same_records)
+        predictions = _predict_with_row(together, loaded, inputs, federation, key, listen, timeout)
     text = io.StringIO()
     predictions.write(text, loaded.data.target)
     if out is None:
@@ -165,6 +183,7 @@ def report(
 
 
 def _predict_with_row(
+    together: Callable[..., Predictions],
     loaded: ConfinedModel,
     inputs: LoadedInputs,
     federation: Path,
@@ -175,14 +194,14 @@ def _predict_with_row(
     from cgd.cli.display import Display
     from cgd.federation.config import Federation
     from cgd.federation.member import FederationMember
-    from cgd.tabular.predict import predict, row_federation
+    from cgd.tabular.predict import row_federation
 
     name = loaded.provenance["participant"]
     row = row_federation(Federation.load(federation), name)
     with tempfile.TemporaryDirectory(prefix="cgd-predict-") as state:  # every prediction starts without a journal
         member = FederationMember(row, name, key=key, listen=listen, state=state, timeout=timeout)
-        with Display(member), member.peers as peers:
-            return predict(loaded, inputs, peers)
+        with Display(member) as display, member.peers as peers:
+            return together(loaded, inputs, peers, show_message=display.show_message)
 
 
 def _print_scores(predictions: Predictions, loaded: ConfinedModel) -> None:

@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cgd.errors import InputError
+from cgd.federation.intersection_section import Intersection, parse_intersection
 from cgd.federation.model_section import Model, check_choice, parse_model
 from cgd.federation.privacy_section import PrivacySection, parse_privacy
 from cgd.federation.toml_lines import at_line
@@ -128,6 +129,8 @@ class Data:
         other: whether values that are not disclosed become the category "other". If not, no participant with such
             values can train.
         values: in a classification, the class of each value of the target; empty: the value itself.
+        intersection: in a grid, that the members of a row find out which records they have in common; None: they must
+            hold the same ones.
     """
 
     target: str
@@ -142,8 +145,10 @@ class Data:
     rare: int = RARE
     other: bool = True
     values: dict[str, str] = field(default_factory=dict, hash=False)
+    intersection: Intersection | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "intersection", parse_intersection(self.intersection))
         for name in ("target", "id"):
             typed(name, getattr(self, name), str)
         check_choice("task", self.task, Task)
@@ -209,6 +214,11 @@ class Data:
             InputError: a column is not assigned, or assigned to a column that the grid does not have.
         """
         assigned = [each for each in self.columns if each.held_by is not None]
+        if self.intersection is not None and columns < 2:
+            raise InputError(
+                "there is an intersection, and the participants hold no different columns of the same records; remove "
+                "it, or give them cells of a grid with several columns"
+            )
         if not columns:
             if assigned:
                 raise InputError(f"{assigned[0].name} has held_by, and there is no grid; give the participants cells")
@@ -233,7 +243,7 @@ class Data:
 
 
 # Keys that are not stored if they have their default: files without them are as those of earlier versions.
-OPTIONAL: dict[str, Any] = {"range": None, "rare": RARE, "other": True, "values": {}}
+OPTIONAL: dict[str, Any] = {"range": None, "rare": RARE, "other": True, "values": {}, "intersection": None}
 OPTIONAL_OF_A_COLUMN: dict[str, Any] = {"range": None, "rare": None, "missing": (), "values": {}}
 
 

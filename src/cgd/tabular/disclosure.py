@@ -110,6 +110,11 @@ def disclosed_sums(settings: TabularSettings, trained: TrainingResult) -> list[D
     what = "the validation loss over all records, and the number of validation records"
     sums.append(DisclosedSum(what, EVERYONE, len(trained.evaluations), 2))
     if settings.vertical:
+        if settings.data.intersection is not None:
+            what = "how many IDs each member of the row has entered"
+            sums.append(DisclosedSum(what, "the row", 1, settings.columns))
+            what = "how many of these all members of the row have, and to each which of its own these are"
+            sums.append(DisclosedSum(what, "the row", 1, trained.records.rows))
         sums.append(DisclosedSum("whether the files of the row have the same IDs", "the row", 1, 0))
         what = "the joint prediction of the row's models for each validation record"
         sums.append(DisclosedSum(what, "the row", 1, trained.validation.rows * trained.preprocessing.outputs))

@@ -76,7 +76,9 @@ def unforeseen(settings: TabularSettings) -> Iterator[str]:
     learned = [each.name for each in columns if each.is_learned]
     yield "only with the others this is found out, so no note above does not mean that all is well:"
     yield "  whether the others can be reached, and have the same federation file and version"
-    if settings.vertical:
+    if settings.data.intersection is not None:
+        yield "  how many of our records the others of our row have, too; all figures above are about all of ours"
+    elif settings.vertical:
         yield "  whether the files of our row have the same IDs"
     if numbers:
         yield f"  whether our values are far from those of all others, as in another unit: {', '.join(numbers)}"

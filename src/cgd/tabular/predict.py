@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cgd.errors import InputError
 from cgd.files import write_rows
 from cgd.tabular.dataset import read_dataset
+from cgd.tabular.intersection import intersect
 from cgd.tabular.readers import open_table
 from cgd.tabular.unit_checks import compare_with_training
 from cgd.tabular.written_numbers import is_total
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import TextIO
 
-    import numpy as np
     import numpy.typing as npt
 
     from cgd.federation.config import Federation
@@ -95,18 +97,38 @@ def load_inputs(model: ConfinedModel, path: Path, decimal: str = ".") -> LoadedI
     return LoadedInputs(records, (*notes, *unlike, *_total_notes(table)), path, decimal)
 
 
-def predict(model: ConfinedModel, inputs: LoadedInputs, row: Peers | None = None) -> Predictions:
+def predict(
+    model: ConfinedModel,
+    inputs: LoadedInputs,
+    row: Peers | None = None,
+    *,
+    salt: bytes = b"",
+    same_records: bool = False,
+    show_message: Callable[[str], None] = lambda _: None,
+) -> Predictions:
     """Predict the records, and score the predictions if the file has the target.
 
+    Args:
+        model: the model.
+        inputs: the records.
+        row: in a grid with several columns, the members of the row.
+        salt: the secret of the row, if its members find out which records they have in common.
+        same_records: all members of the row have the same records, so there is nothing to find out.
+        show_message: called with messages about an intersection.
+
     Raises:
-        InputError: the row's members predict other records.
+        InputError: the row's members predict other records; or see `intersect`.
     """
-    _, unseen = model.preprocessing.transform(inputs.records)
-    outputs = model.outputs(inputs.records, row)
-    scores, notes = _score(model, inputs, outputs)
-    return Predictions(
-        inputs.records.ids, outputs, model.preprocessing.classes, scores, (*inputs.notes, *unseen, *notes)
-    )
+    records, ids = inputs.records, inputs.records.ids
+    mask: npt.NDArray[np.bool_] | None = None
+    if row is not None and model.data.intersection is not None and not same_records:
+        common = intersect(records, row, model.data, salt, show_message)
+        records, mask = common.records, common.mask
+        ids = None if ids is None else tuple(each for each, kept in zip(ids, mask, strict=True) if kept)
+    _, unseen = model.preprocessing.transform(records)
+    outputs = model.outputs(records, row)
+    scores, notes = _score(model, inputs, outputs, mask)
+    return Predictions(ids, outputs, model.preprocessing.classes, scores, (*inputs.notes, *unseen, *notes))
 
 
 def row_federation(federation: Federation, participant: str) -> Federation:
@@ -139,23 +161,30 @@ def _total_notes(table: Table) -> Iterator[str]:
 
 
 def _score(
-    model: ConfinedModel, inputs: LoadedInputs, outputs: npt.NDArray[np.float64]
+    model: ConfinedModel, inputs: LoadedInputs, outputs: npt.NDArray[np.float64], mask: npt.NDArray[np.bool_] | None
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """Return the scores of the outputs, or None and a note with the reason."""
+    """Return the scores of the outputs, or None and a note with the reason; `mask` is of the rows with outputs."""
     header = open_table(inputs.path, [model.data.target], model.data.missing).names
     if model.data.target not in header:
         return None, ()
     try:
         labelled, _ = read_dataset(inputs.path, model.data, (), target=True, decimal=inputs.decimal)
-        return model.scores(outputs[labelled.places], labelled), _unlabelled_note(model, labelled, inputs.records)
+        if mask is None:
+            mask = np.ones(inputs.records.rows, dtype=np.bool_)
+        labelled = labelled.take(mask[labelled.places])
+        if not labelled.rows:
+            return None, (f"no predicted row has a value of {model.data.target!r}, so the predictions are not scored",)
+        place_of = np.cumsum(mask) - 1
+        scores = model.scores(outputs[place_of[labelled.places]], labelled)
+        return scores, _unlabelled_note(model, labelled, len(outputs))
     except InputError as error:
         return None, (f"the predictions are not scored: {error}",)
 
 
-def _unlabelled_note(model: ConfinedModel, labelled: TabularDataset, records: TabularDataset) -> tuple[str, ...]:
-    without = records.rows - labelled.rows
+def _unlabelled_note(model: ConfinedModel, labelled: TabularDataset, predicted: int) -> tuple[str, ...]:
+    without = predicted - labelled.rows
     if not without:
         return ()
     rows = "row has" if without == 1 else "rows have"
-    scored = f"so the predictions are scored on {labelled.rows:,} of {records.rows:,} rows"
+    scored = f"so the predictions are scored on {labelled.rows:,} of {predicted:,} rows"
     return (f"{without:,} {rows} no value of {model.data.target!r}, {scored}",)

@@ -115,6 +115,7 @@ class TabularRun:
         keep: str | None = None,
         decimal: str = ".",
         device: str | torch.device = "cpu",
+        salt: Path | None = None,
     ) -> TabularRun:
         """Check all settings and read the records.
 
@@ -132,12 +133,13 @@ class TabularRun:
             alone: compare with a model of our own records alone.
             keep: see `RunOptions`.
             device: see `RunOptions`.
+            salt: see `RunOptions`.
 
         Raises:
             InputError: a setting, the device, the file or a folder cannot be used, the file names another function, or
                 the privacy budget is spent.
         """
-        options = RunOptions(label, delta, record, function, budget, decimal, keep, device)
+        options = RunOptions(label, delta, record, function, budget, decimal, keep, device, salt)
         inputs = read_inputs(federation, participant, data, options)
         settings, notes = inputs.settings, inputs.notes
         run_folder = RunFolder(folder, federation, participant)
@@ -216,6 +218,7 @@ class TabularRun:
             trace_writer=self.trace_writer,
             ledger=self.ledger,
             show_note=show_note,
+            show_message=show_message,
         )
         model = ConfinedModel.from_training(trained, self.settings, self._provenance())
         end = f"{'stopped early' if trained.steps < steps else 'done'} after step {trained.steps}"
@@ -323,7 +326,7 @@ class TabularRun:
             "model": {**settings.model.as_stored(), "parameters": parameters},
             "records": {
                 "file": self.file,
-                "used": self.records.rows,
+                "used": trained.records.rows,
                 "training": trained.samples,
                 "validation": trained.validation.rows,
                 "everyone_training": None if settings.unit else trained.everyone_samples,
@@ -344,6 +347,7 @@ class TabularRun:
             "revealed": msgspec.to_builtins(disclosed_sums(settings, trained)),
             "traffic": {key: value for key, value in asdict(peers.traffic).items() if not key.startswith("frames")},
             **({} if peers.waiting is None else {"waiting": peers.waiting.stored()}),
+            **({} if trained.intersection is None else {"intersection": trained.intersection.as_stored()}),
             **({} if trained.ledger is None else {"privacy": privacy_summary(settings, trained, len(peers))}),
         }
 

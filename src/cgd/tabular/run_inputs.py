@@ -12,6 +12,7 @@ from cgd.tabular.data_checks import find_notes
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.dry_run import foresee
 from cgd.tabular.few_records import few_states, merge_notes
+from cgd.tabular.intersection import check_intersection, read_salt
 from cgd.tabular.kept_model import check_keep
 from cgd.tabular.models import FUNCTION_ARGUMENTS, check_on_device
 from cgd.tabular.private_run import check_private
@@ -44,6 +45,7 @@ class RunOptions:
         decimal: the decimal sign of numbers in our file, a point or a comma.
         keep: which model to keep: "confined", "scaled", which is the default with [privacy], or "personalised".
         device: where our models are trained, such as "cuda", "mps" or "cpu".
+        salt: the file with the secret of our row, for an intersection.
     """
 
     label: str | None = None
@@ -54,6 +56,7 @@ class RunOptions:
     decimal: str = "."
     keep: str | None = None
     device: str | torch.device = "cpu"
+    salt: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
         InputError: a setting, the file or the device cannot be used, or the federation file names another function.
     """
     settings = TabularSettings.from_federation(federation, participant)
-    settings = replace(settings, device=check_device(options.device))
+    salt = read_salt(options.salt, settings.data.intersection)
+    settings = replace(settings, device=check_device(options.device), salt=salt)
     if options.delta is not None:
         check_delta(options.delta)
     private = settings.privacy is not None
@@ -107,6 +111,7 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
         unit=settings.unit,
         decimal=options.decimal,
     )
+    check_intersection(records, settings.data)
     if private:
         check_private(settings, records)
     if settings.device != CPU:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MISSING, Column, Data, parse_schema
+from cgd.federation.intersection_section import Intersection
 from cgd.federation.model_section import Model
 from cgd.federation.privacy_section import QUESTIONS, REVIEW_MARK, PrivacySection
 from cgd.federation.toml_lines import COLUMNS
@@ -103,7 +104,8 @@ def _data_lines(found: Sequence[Suggestion]) -> list[str]:
         values = {one.name: str(getattr(one.data, each.name)) for one in found}
         if each.name not in JOINED and any(value not in (str(each.default), "{}") for value in values.values()):
             _same(each.name, values)
-            value = toml_value(getattr(data, each.name))
+            common = getattr(data, each.name)
+            value = toml_value(common.as_stored() if isinstance(common, Intersection) else common)
             lines.append(_commented(f"{each.name} = {value}", [], found, ("data", each.name)))
     conflict = _conflict(found, data.target, {each.name: (each.classes, each.data.values) for each in found}, "class")
     if conflict:

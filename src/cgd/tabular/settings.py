@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cgd.errors import InputError
@@ -33,6 +33,7 @@ class TabularSettings:
         privacy: differential privacy, if wanted.
         device: where our models are trained, which is our own choice.
         quorum: the least number of members of a sum, if members may be absent.
+        salt: the secret of our row, with which IDs are hashed for an intersection; empty if there is none.
 
     Raises:
         InputError: the device is not the CPU, with differential privacy.
@@ -46,6 +47,7 @@ class TabularSettings:
     privacy: PrivacySection | None = None
     device: torch.device = CPU
     quorum: int | None = None
+    salt: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         if self.privacy is not None and self.device != CPU:

@@ -20,12 +20,13 @@ from cgd.optim.privacy_ledger import PrivacyLedger
 from cgd.reporting.run_file import EvalRecord
 from cgd.tabular.alignment import align, row_key, shared_validation_split, validation_split
 from cgd.tabular.few_records import batch_notes, few_states, merge_few_records, merge_notes
+from cgd.tabular.intersection import FoundIntersection, intersect
 from cgd.tabular.learned_values import other_notes
 from cgd.tabular.models import build_start
 from cgd.tabular.preprocessing import Preprocessing, fit
 from cgd.tabular.private_stats import private_fit
 from cgd.tabular.private_training import PrivateTrainingLoop, Shares, private_validation_split, split_name
-from cgd.tabular.rare_values import fold_rare_values
+from cgd.tabular.rare_values import check_rare_values, fold_rare_values
 from cgd.tabular.training_loop import EncodedDataset, TrainingLoop, forward
 from cgd.tabular.unit_checks import compare_with_others
 
@@ -91,6 +92,7 @@ class TrainingResult(SplitRecords):
         clipped: number of steps in which our gradient was clipped to the bound.
         notes: notes for the user.
         ledger: what was charged to the privacy budget; None without differential privacy.
+        intersection: in a grid, the records that the row has in common, if that was not known before.
     """
 
     network: nn.Module
@@ -102,6 +104,7 @@ class TrainingResult(SplitRecords):
     clipped: int
     notes: tuple[str, ...]
     ledger: PrivacyLedger | None = None
+    intersection: FoundIntersection | None = None
 
 
 def train(
@@ -116,6 +119,7 @@ def train(
     trace_writer: TraceWriter | None = None,
     ledger: PrivacyLedger | None = None,
     show_note: Callable[[str], None] = lambda _: None,
+    show_message: Callable[[str], None] = lambda _: None,
 ) -> TrainingResult:
     """Train a confined model on our records, together with the other members.
 
@@ -130,6 +134,7 @@ def train(
         trace_writer: records our addends and the opened sums, for privacy attacks; they are secret.
         ledger: with [privacy], charges the openings; by default one without a budget file.
         show_note: called with notes about our records and the statistics, as soon as the first sums are opened.
+        show_message: called with messages about an intersection.
 
     Raises:
         InputError: the members' records cannot be learned from, or do not fit together.
@@ -143,6 +148,10 @@ def train(
         ledger = ledger or PrivacyLedger(settings.privacy_settings())
         ledger.begin(peers, split=split_name(settings.data, settings.unit, records, peers.seed))
     with peers.all_members():  # counts, means and deviations of other members would not fit together
+        found = _intersect(peers, settings, records, show_message)
+        checked: tuple[str, ...] = ()
+        if found is not None:
+            records, checked = found.records, _check_common(peers.groups["row"], settings, found)
         records, held_out = _split_validation(peers, settings, records)
         preprocessing, statistics_digest = _fit(peers, settings, records, held_out, ledger)
     fitted(preprocessing)
@@ -150,6 +159,7 @@ def train(
     # With noise, the statistics are about the training records.
     compared = counted if ledger is None else records.take(~held_out)
     notes = (
+        *checked,
         *compare_with_others(compared, preprocessing, settings.data.target, noise=ledger is not None),
         *other_notes(settings, preprocessing, records),
         *preprocessing.notes(records),
@@ -206,6 +216,7 @@ def train(
         ),
         seconds=time.monotonic() - start,
         ledger=ledger,
+        intersection=found,
         displacement=displacement,
     )
     if trace_writer is not None:
@@ -250,6 +261,31 @@ def validation_mask(settings: TabularSettings, records: TabularDataset, seed: by
     if settings.privacy is not None:
         return private_validation_split(records, settings.data.validation, seed)
     return validation_split(records.rows, settings.data.validation, seed)
+
+
+def _intersect(
+    peers: Peers, settings: TabularSettings, records: TabularDataset, show_message: Callable[[str], None]
+) -> FoundIntersection | None:
+    """Return the records that all members of our row have; None if they must hold the same ones."""
+    if settings.data.intersection is None:
+        return None
+    row = peers.groups["row"]
+    with row.all_members():
+        return intersect(records, row, settings.data, settings.salt, show_message)
+
+
+def _check_common(row: Peers, settings: TabularSettings, found: FoundIntersection) -> tuple[str, ...]:
+    """Return notes about the records that are left: values of enough records before may be rare now.
+
+    Raises:
+        InputError: as `check_rare_values`; the members of the row are told that we stop.
+    """
+    try:
+        return (found.describe(), *check_rare_values(found.records, settings.data, settings.own_columns))
+    except InputError:
+        if not row.recovery.is_replay():
+            row.abort_sum()
+        raise
 
 
 def _split_validation(peers: Peers, settings: TabularSettings, records: TabularDataset) -> tuple[TabularDataset, Any]:
