@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from cgd.simulation.simulate import simulate as simulate
     from cgd.tabular.model import ConfinedModel as ConfinedModel
     from cgd.tabular.model import load_model as load_model
+    from cgd.tabular.onnx_export import export_onnx as export_onnx
 
 _NAMES = {
     "errors": (
@@ -119,6 +120,7 @@ _NAMES = {
     "local": ("LocalPeers", "local_peers"),
     "peers": ("Peers",),
     "tabular.model": ("ConfinedModel", "load_model"),
+    "tabular.onnx_export": ("export_onnx",),
     "secagg.fixed_point": ("FixedPoint",),
     "secagg.masking": ("reconstruct", "split"),
     "simulation.result": ("Evaluation", "History", "SimulationResult", "Spread"),

@@ -16,6 +16,9 @@ EXTRAS = {
     "simulate": ("matplotlib", "numba", "pooch", "sklearn", "threadpoolctl"),
     "audit": ("PIL", "scipy"),
     "ray": ("grpc", "ray"),
+    "onnx": ("onnx",),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow",),
 }
 
 
