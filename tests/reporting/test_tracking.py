@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cgd.errors import InputError
+from cgd import extras
+from cgd.errors import InputError, MissingExtraError
 from cgd.reporting import tracking, tracking_targets
 from cgd.reporting.run_file import EvalRecord
 from cgd.reporting.tracking import Tracker, Tracking
@@ -260,6 +261,14 @@ def test_caution_says_where_figures_go_without_secrets(uri: str, shown: str, cau
     assert str(target) == shown
     assert caution in target.caution
     assert "s3cret" not in target.caution
+
+
+@pytest.mark.parametrize("option", ["tensorboard:board", "mlflow:https://host"])
+def test_missing_library_is_named(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = option.partition(":")[0]
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=rf"needs {extra}, .* pip install 'cgd\[{extra}\]'"):
+        parse_target(option)
 
 
 def test_database_needs_the_complete_library(monkeypatch: pytest.MonkeyPatch) -> None:

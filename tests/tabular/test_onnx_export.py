@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import cgd
-from cgd.errors import InputError
+from cgd import extras
+from cgd.errors import InputError, MissingExtraError
 from cgd.experiments import organisations
 from cgd.federation.data_schema import Column, Data
 from cgd.federation.model_section import Model
@@ -209,6 +210,13 @@ def test_file_has_no_names_of_participants_paths_or_seeds(tmp_path: Path) -> Non
     assert path.read_bytes() == content
     with pytest.raises(InputError, match="cannot be written"):
         cgd.export_onnx(model, tmp_path / "none" / "model.onnx")
+
+
+def test_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small()
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"exporting a model needs onnx, .* pip install 'cgd\[onnx\]'"):
+        export_onnx(model, tmp_path / "model.onnx")
 
 
 def test_models_of_a_row_are_refused() -> None:

@@ -35,8 +35,8 @@ FIGURES = ("training_loss", "validation_loss", "everyone_validation_loss", "scor
 """Those of an `EvalRecord`, with the names of metrics.csv."""
 MAX_ROWS = 10_000
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0
-END_SECONDS = 10.0
-"""How long the end of the process waits for the last figures, for all targets together."""
+END_SECONDS = 5.0
+"""How long the end of the process waits for the last figures, for all targets together; see `cgd.cli.notify`."""
 
 
 class Tracker:

@@ -200,8 +200,9 @@ class MLflowTarget:
             plain = ", and everybody on the way can read them" if parts.scheme == "http" and not local else ""
             self.caution = f"{own}and of ours, {where}{plain}"
         elif parts.scheme == "sqlite" and uri.startswith("sqlite:///") and len(uri) > len("sqlite:///"):
-            self._shown = f"MLflow in {uri.removeprefix('sqlite:///')}"
-            self.caution = f"losses and scores of our own records are written to {self._shown[10:]}, exactly"
+            file = uri.removeprefix("sqlite:///")
+            self._shown = f"MLflow in {file}"
+            self.caution = f"losses and scores of our own records are written to {file}, exactly"
         else:
             raise InputError(
                 "--track mlflow: is followed by the address of a tracking server, or by a database in a file; write "
