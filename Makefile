@@ -216,6 +216,12 @@ clean:  ## remove all generated files
 	.venv/flower/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[tables]' 'flwr[simulation]==1.41.0' $$(grep ^torch== constraints.txt)
 	@touch $@
 
+# The complete MLflow, whose server a test starts, needs an older pyarrow than our tools, so it has an environment of its own.
+.venv/mlflow/installed: | .venv/bin/python
+	$(PYTHON) -m venv .venv/mlflow
+	.venv/mlflow/bin/python -m pip --disable-pip-version-check --quiet install mlflow==3.17.2 msgspec==0.22.0
+	@touch $@
+
 .venv/installed-docs: $(NEEDS) | .venv/bin/python
 	@echo 'Installing cgd and its documentation tools into .venv (once; a minute or two) ...'
 	$(LOCKED) requirements/docs.lock

@@ -72,8 +72,11 @@ if TYPE_CHECKING:
     from cgd.simulation.result import SimulationResult as SimulationResult
     from cgd.simulation.result import Spread as Spread
     from cgd.simulation.simulate import simulate as simulate
+    from cgd.tabular.estimator import ConfinedClassifier as ConfinedClassifier
+    from cgd.tabular.estimator import ConfinedRegressor as ConfinedRegressor
     from cgd.tabular.model import ConfinedModel as ConfinedModel
     from cgd.tabular.model import load_model as load_model
+    from cgd.tabular.onnx_export import export_onnx as export_onnx
 
 _NAMES = {
     "errors": (
@@ -118,7 +121,9 @@ _NAMES = {
     "optim.vertical": ("JOINT_REVEALS_RECORDS",),
     "local": ("LocalPeers", "local_peers"),
     "peers": ("Peers",),
+    "tabular.estimator": ("ConfinedClassifier", "ConfinedRegressor"),
     "tabular.model": ("ConfinedModel", "load_model"),
+    "tabular.onnx_export": ("export_onnx",),
     "secagg.fixed_point": ("FixedPoint",),
     "secagg.masking": ("reconstruct", "split"),
     "simulation.result": ("Evaluation", "History", "SimulationResult", "Spread"),

@@ -17,6 +17,9 @@ EXTRAS = {
     "audit": ("PIL", "scipy"),
     "psi": ("nacl",),
     "ray": ("grpc", "ray"),
+    "onnx": ("onnx",),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow",),
 }
 
 

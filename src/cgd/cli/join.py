@@ -16,6 +16,8 @@ from cgd.errors import CGDError, InputError, RangeError, SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cgd.cli.notify import Notifier
+    from cgd.cli.track import RunTracking
     from cgd.federation.config import Federation
     from cgd.federation.member import FederationMember
     from cgd.peers import Peers
@@ -80,6 +82,14 @@ NotifyAfter = Annotated[
         help=f"With --notify: a member is missing after this many seconds (default: {NOTIFY_SECONDS:g}).",
     ),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TARGET",
+        help="With --data: also show losses, score, privacy spent and waiting times in tensorboard:DIR or "
+        "mlflow:https://HOST. What goes to another machine leaves your organisation; repeatable.",
+    ),
+]
 Alone = Annotated[
     bool,
     typer.Option(
@@ -137,6 +147,7 @@ def join(
     log: Annotated[Path | None, typer.Option(help="Write events to this file, one JSON object a line.")] = None,
     notify: Notify = None,
     notify_after: NotifyAfter = None,
+    track: Track = None,
     decimal: Decimal = None,
     dry_run: Annotated[
         bool,
@@ -157,21 +168,24 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        if (label, out, delta, function, budget, decimal, keep, device, salt) != (None,) * 9 or dry_run or not alone:
+        own_table = label, out, delta, function, budget, decimal, keep, device, salt, track
+        if any(each is not None for each in own_table) or dry_run or not alone:
             raise InputError(
-                "--label, --out, --delta, --function, --budget, --decimal, --keep, --device, --salt, --dry-run and "
+                "--label, --out, --delta, --function, --budget, --decimal, --keep, --device, --salt, --track, --dry-run and "
                 "--no-alone need --data; a program of your own sets these itself"
             )
     from cgd.cli import ranks
     from cgd.cli.notify import Notifier
+    from cgd.cli.track import RunTracking
 
     if ranks.rank_in_job(data) > 0 and run is not None:
         ranks.follow(name, run)
         return
     notifier = Notifier.from_options(notify, notify_after, NOTIFY_SECONDS)
+    tracking = RunTracking.from_options(track or [])
     # In this order: a signal ends the process at once while it waits for the other ranks of its job. From then on,
     # SIGTERM from a service manager stops as cleanly as Ctrl-C.
-    with ranks.job(run) as job, notifier, Interruption() as interruption:
+    with ranks.job(run) as job, notifier, tracking, Interruption() as interruption:
         try:  # errors in the records are found before any peer is contacted
             from cgd.federation.config import Federation
 
@@ -184,9 +198,12 @@ def join(
                 place = "cpu" if device is None else device
                 options = RunOptions(label, delta, record, function, budget, decimal or ".", keep, place, salt)
                 if dry_run:
+                    for caution in tracking.cautions:
+                        typer.echo(f"without --dry-run: {printable(caution)}")
                     _dry_run(federation, name, data, out, options, key=key, address=address, state=state)
                     return
                 table = _prepare_table(federation, name, data, out, options, alone=alone)
+                tracking.begin(federation.name, name, table.folder.path)
         except KeyboardInterrupt:
             typer.echo("cgd: interrupted before any peer was contacted", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -211,9 +228,9 @@ def join(
         )
         member = lead_ranks(job, name, connect)
         interruption.attach(member.runtime)
-        interruption.before_exit = lambda: notifier.end(INTERRUPTED)
+        interruption.before_exit = partial(_end, tracking, notifier)
         notifier.watch(member)
-        result, failure = _run(member, program, table, interruption)
+        result, failure = _run(member, program, table, interruption, tracking)
         if failure is not None:
             _fail(failure, run or f"training on {data}", name)
         sums = member.peers.traffic.sums
@@ -222,11 +239,18 @@ def join(
             typer.echo(printable(_describe_result(table, result)))
 
 
+def _end(tracking: RunTracking, notifier: Notifier) -> None:
+    """Write and send what is left, before an interrupted process ends."""
+    tracking.end(INTERRUPTED)
+    notifier.end(INTERRUPTED)
+
+
 def _run(
     member: FederationMember,
     program: Program | None,
     table: TabularRun | None,
     interruption: Interruption,
+    tracking: RunTracking,
 ) -> tuple[Any, Exception | None]:
     """Run the program and leave the federation cleanly; return the program's result, or its error."""
     from cgd.cli.display import Display
@@ -244,6 +268,7 @@ def _run(
                         show_message=display.show_message,
                         show_note=_print_note,
                         after_sums=member.runtime.announce_done,
+                        track=tracking.track,
                     )
             finally:
                 interruption.program_ended = True

@@ -1,4 +1,4 @@
-"""Commands for tables: `cgd schema`, `cgd sample`, `cgd predict`, `cgd report`."""
+"""Commands for tables: `cgd schema`, `cgd sample`, `cgd predict`, `cgd export`, `cgd report`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from cgd.tabular.predict import LoadedInputs, Predictions
 
 
+ModelFunction = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:FUNCTION", help="Your function that built the network, if there is one."),
+]
 Decimal = Annotated[
     str | None, typer.Option(metavar="SIGN", help="The decimal sign of numbers in your file: '.' (the default) or ','.")
 ]
@@ -107,10 +111,7 @@ def predict(
             metavar="FEDERATION.toml", help="With vertically split columns: the members of the row predict together."
         ),
     ] = None,
-    function: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="Your function that built the network, if there is one."),
-    ] = None,
+    function: ModelFunction = None,
     decimal: Decimal = None,
     salt: Salt = None,
     same_records: Annotated[
@@ -162,6 +163,32 @@ def predict(
         except OSError as error:
             raise InputError(f"{out} cannot be written ({error.strerror}); name another file with --out") from None
     _print_scores(predictions, loaded)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, with its model.")],
+    onnx: Annotated[Path, typer.Option(metavar="FILE", help="Write the model as an ONNX file.")],
+    function: ModelFunction = None,
+) -> None:
+    """Write a trained model for other tools: preprocessing and network in one ONNX graph.
+
+    The file contains the model that you keep, and is as secret as it is.
+    """
+    from cgd.reporting.kept_text import describe_publication
+    from cgd.reporting.run_file import load_run
+    from cgd.tabular.model import load_model
+    from cgd.tabular.onnx_export import export_onnx
+
+    model = load_model(run, function=function)
+    lines = export_onnx(model, onnx)
+    try:
+        content = load_run(run)
+    except InputError:  # the confined model, or one without its report, is the private one
+        content = None
+    typer.echo(printable("\n".join([f"{onnx} is written", *lines])))
+    for sentence in describe_publication(content):
+        typer.echo(f"cgd: {sentence}", err=True)
 
 
 @app.command()

@@ -95,6 +95,11 @@ class ValueMap:
         """The values that are named one by one, for messages."""
         return tuple(self._exact)
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The first and the last whole number of each range, in order."""
+        return tuple((first, last) for first, last, _, _ in self._ranges)
+
 
 def check_values_table(values: Any) -> dict[str, str]:
     """Return the content of a key `values`, in the order of its keys.

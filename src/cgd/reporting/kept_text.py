@@ -75,6 +75,26 @@ def describe_kept(run: AnyRun) -> list[str]:
     return [found, *_meaning(kept, private=run.privacy is not None)]
 
 
+def describe_publication(run: AnyRun | None) -> list[str]:
+    """Return what somebody learns who gets the model that we keep; without a run, it counts as the private one."""
+    kept = None if run is None else run.kept
+    if kept is not None and kept.models and kept.part == 0 and kept.method is None:
+        whose = "It is the model without our origin, which all members have: it contains nothing of ours alone."
+    else:
+        part = 1.0 if kept is None else kept.part
+        origin = {1.0: " with our whole origin", 0.0: ""}.get(part, f" with {part:g} of our origin")
+        adapted = "" if kept is None or kept.method is None else ", adapted to our records, of which it says more"
+        whose = (
+            f"It is our private model{origin}{adapted}: keep it as secret as the folder of the run. A member of the "
+            "federation that gets it may know our model at every step, which the training has kept from it."
+        )
+    shared = (
+        "It was trained on the records of all members, and has means, deviations and categories of them: whoever gets "
+        "it learns these. Give it to others only if all members agree."
+    )
+    return [whose, shared]
+
+
 def _describe_choice(kept: Kept) -> str:
     part = {1.0: "with our whole origin", 0.0: "without our origin"}
     text = f"We keep the model {part.get(kept.part, f'with {kept.part:g} of our origin')}"

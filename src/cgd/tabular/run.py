@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from cgd.tabular.training import TrainingResult
 
     ShowMessage = Callable[[str], None]
+    Track = Callable[[EvalRecord, Mapping[str, float]], None]
 
 
 RETRY_SECONDS = 10.0
@@ -170,6 +171,7 @@ class TabularRun:
         show_message: ShowMessage = lambda _: None,
         show_note: ShowMessage = lambda _: None,
         after_sums: Callable[[], None] = lambda: None,
+        track: Track = lambda *_: None,
     ) -> AnyRun:
         """Train with the other members, save the model and write the report; return the content of run.json.
 
@@ -182,6 +184,8 @@ class TabularRun:
             show_note: called with notes about our records, which nobody else may see.
             after_sums: called when we take part in no further sum and all files are written; then the model that we
                 keep is chosen and compared with one of our own records alone, for which nobody has to wait.
+            track: called with every evaluation, also of replayed steps, and with figures of a new one by name; it must
+                return at once.
 
         Raises:
             CGDError: see `train`.
@@ -203,7 +207,9 @@ class TabularRun:
                 show_message(f"steps 1 to {replayed} of {steps} were taken before the restart and are replayed")
 
         def on_evaluation(evaluation: EvalRecord) -> None:
-            history.append(self.folder.add(evaluation) if finished is None else evaluation)
+            known = self.folder.add(evaluation) if finished is None else self.folder.known(evaluation) or evaluation
+            history.append(known)
+            track(known, {} if replaying else self._figures(peers))
             if not replaying:
                 show_message(_progress(evaluation, self.settings))
 
@@ -243,6 +249,15 @@ class TabularRun:
         if outputs is not None and self._lacks_results(finished):
             self._add_results(FinishedTraining(model, trained, outputs), peers.seed, show_message)
         return load_run(self.folder.path)
+
+    def _figures(self, peers: Peers) -> dict[str, float]:
+        """Return the privacy that was spent, if there is a budget, and for how long this process waited until now."""
+        times, figures = peers.waiting, dict[str, float]()
+        if times is not None:
+            figures |= {f"{name}_seconds": getattr(times, name) for name in ("computing", "summing", "waiting")}
+        if self.ledger is not None:
+            figures["epsilon_spent"] = self.ledger.spent().epsilon
+        return figures
 
     def unapplied_keep(self, finished: AnyRun) -> list[str]:
         """Return a message if the confined model is wanted, and a finished run keeps another one."""

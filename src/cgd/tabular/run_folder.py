@@ -69,10 +69,14 @@ class RunFolder:
         """
         return _finished_run(self.path, self._training)
 
+    def known(self, evaluation: EvalRecord) -> EvalRecord | None:
+        """Return the evaluation of a replayed step from before the restart; None if there is none."""
+        return self.history.evaluations.get(evaluation.step) if evaluation.training_loss is None else None
+
     def add(self, evaluation: EvalRecord) -> EvalRecord:
         """Write an evaluation to the history; for a replayed step, return the one from before the restart."""
-        known = self.history.evaluations.get(evaluation.step)
-        if known is not None and evaluation.training_loss is None:
+        known = self.known(evaluation)
+        if known is not None:
             return known
         self.history.add(evaluation)
         return evaluation
