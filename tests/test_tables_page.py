@@ -34,7 +34,7 @@ kind = "mlp"
 layers = [8]
 """
 GOOD = "age,ward,outcome\n63,A,ill\n41,B,well\n"
-EXCEL, LATIN = b"PK\x03\x04 and so on", "age,ward,outcome\n63,Köln,ill\n".encode("latin-1")
+EXCEL, LATIN = b"\xd0\xcf\x11\xe0 and so on", "age,ward,outcome\n63,Köln,ill\n".encode("latin-1")
 MANY = "age,ward,outcome\n" + "".join(f"63,W{number},ill\n" for number in range(1001))
 LONG = f"age,ward,outcome\n63,{'a long history of ' * 6},ill\n"
 
@@ -43,7 +43,7 @@ FILES: dict[str, str | bytes | None] = {
     "nowhere.csv": None,
     "empty.csv": "",
     "no-rows.csv": "age,ward,outcome\n",
-    "book.xlsx": EXCEL,
+    "book.xls": EXCEL,
     "latin.csv": LATIN,
     "other-name.csv": GOOD.replace("age", "Age", 1),
     "other-label.csv": GOOD.replace("outcome", "Outcome"),

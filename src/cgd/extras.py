@@ -16,6 +16,8 @@ EXTRAS = {
     "simulate": ("matplotlib", "numba", "pooch", "sklearn", "threadpoolctl"),
     "audit": ("PIL", "scipy"),
     "ray": ("grpc", "ray"),
+    "xlsx": ("python_calamine",),
+    "postgresql": ("adbc_driver_manager", "adbc_driver_postgresql"),
 }
 
 
