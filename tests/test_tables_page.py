@@ -158,16 +158,24 @@ def test_messages_of_the_page_are_the_real_ones(tmp_path: Path, monkeypatch: pyt
 
 def test_sections_of_the_page_are_valid(tmp_path: Path) -> None:
     sections = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert len(sections) == 3
+    assert len(sections) == 4
     head = write_federation(tmp_path, ("ada", "bob", "cleo"), schema=None).read_text()
     complete = Federation.parse(f"{head}\n{sections[0]}", tmp_path / "complete.toml")
     assert complete.data is not None
     assert complete.data.missing == ("", "NA", "-9")
     data = sections[0].partition("[model]")[0]
-    own = Federation.parse(f"{head}\n{data}\n{sections[1]}", tmp_path / "own.toml")
+    dates = Federation.parse(
+        f"{head}\n[data]\ntarget = 'y'\n{sections[1]}[model]\nkind = 'logistic'\n", tmp_path / "d.toml"
+    )
+    assert dates.data is not None
+    assert [each.name for each in dates.data.input_columns] == [
+        "born days",
+        *("seen days", "seen month", "seen weekday"),
+    ]
+    own = Federation.parse(f"{head}\n{data}\n{sections[2]}", tmp_path / "own.toml")
     assert own.model is not None
     assert (own.model.kind, own.model.function) == ("custom", "networks:deep")
-    private = Federation.parse(f"{head}\n{sections[2]}", tmp_path / "private.toml")
+    private = Federation.parse(f"{head}\n{sections[3]}", tmp_path / "private.toml")
     assert private.privacy == PrivacySection(1.0, 1e-6)
     steps, lr, patience = FOR_PRIVATE_TABLES.steps, FOR_PRIVATE_TABLES.lr, FOR_PRIVATE_TABLES.patience
     assert f"writes {steps} steps with `lr = {lr}` and `patience = {patience}`" in PAGE.read_text()
