@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -284,3 +286,21 @@ def test_command_reads_from_a_server_and_its_arguments_have_no_password(server: 
     assert "the address of the database has a password" in finished.stderr
     assert "Traceback" not in finished.stderr
     assert "x%20y" not in finished.stderr
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT pg_sleep(600)", "SELECT x FROM generate_series(1, 10000000000) AS x WHERE x < 0"]
+)
+def test_interrupted_query_ends_at_once(server: Server, sql: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cgd", "schema", server.address("reader"), "--query", sql, "--label", "x"]
+    running = (
+        "SELECT count(*) FROM pg_stat_activity WHERE usename = 'reader' AND state = 'active' AND query LIKE 'COPY%'"
+    )
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        while server.run(running) != [(1,)]:
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in err

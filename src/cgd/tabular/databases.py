@@ -86,6 +86,7 @@ _POWERFUL = """
     SELECT bool_or(rolsuper OR rolname <> current_user) FROM pg_roles WHERE rolname = current_user
     OR (rolname IN ('pg_execute_server_program', 'pg_write_server_files') AND pg_has_role(current_user, oid, 'MEMBER'))
 """
+CANCELLED = "canceling statement due to user request"
 ONLY_READS = "a query can only read: write one SELECT"
 _ADDRESS = re.compile(r"(?:jdbc:)?[A-Za-z][A-Za-z0-9+.-]*://")
 _PASSWORD = re.compile(r"(?i)\b(?:ssl)?(?:password|passwd|pwd)\s*=")
@@ -293,6 +294,8 @@ def _postgresql_batches(query: Query) -> Iterator[Any]:
             for batch in reader:
                 yield _plain_batch(names, batch.columns)
         except (adbc.Error, pyarrow.ArrowException, OSError) as error:
+            if CANCELLED in str(error):  # ADBC takes Ctrl-C for itself, and cancels the query
+                raise KeyboardInterrupt from None
             raise InputError(f"{title} refuses the query ({_reason(error)}); {ONLY_READS}, and correct it") from None
         finally:
             cursor.execute("ROLLBACK")
