@@ -55,7 +55,7 @@ def test_one_attack_prints_a_table_and_writes_a_page(tmp_path: Path) -> None:
         (("nowhere",), "nowhere does not exist; name a spec (.toml), a table with --federation, or folders that `cgd"),
         (("full/notes.txt",), "full/notes.txt is a file; to audit a table, name the file of the federation that it is"),
         (("full/notes.txt", "--federation", "nowhere.toml"), "nowhere.toml cannot be read"),
-        (("--federation", "full/notes.txt"), "nothing is to be audited; name one table, a CSV or Parquet file"),
+        (("--federation", "full/notes.txt"), "nothing is to be audited; name one table, a file or a database"),
         (("--label", "outcome"), "--label is 'outcome'; it is for a table"),
         (("--decimal", ","), "--decimal is ','; it is for a table"),
         (("--rounds", "3"), "--rounds and --honest are for a spec or a table"),

@@ -82,6 +82,7 @@ def test_a_public_name_reports_the_extra_it_needs(name: str, extra: str) -> None
         (("schema", "README.md", "--label", "x"), "tables"),
         (("predict", "runs/x", "--data", "README.md"), "tables"),
         (("export", "runs/x", "--onnx", "x.onnx"), "tables"),
+        (("predict", "runs/x", "--data", "postgresql://db.example/x", "--query", "SELECT 1"), "tables"),
     ],
 )
 def test_a_command_reports_the_extra_it_needs(arguments: tuple[str, ...], extra: str) -> None:

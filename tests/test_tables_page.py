@@ -34,7 +34,7 @@ kind = "mlp"
 layers = [8]
 """
 GOOD = "age,ward,outcome\n63,A,ill\n41,B,well\n"
-EXCEL, LATIN = b"PK\x03\x04 and so on", "age,ward,outcome\n63,Köln,ill\n".encode("latin-1")
+EXCEL, LATIN = b"\xd0\xcf\x11\xe0 and so on", "age,ward,outcome\n63,Köln,ill\n".encode("latin-1")
 MANY = "age,ward,outcome\n" + "".join(f"63,W{number},ill\n" for number in range(1001))
 LONG = f"age,ward,outcome\n63,{'a long history of ' * 6},ill\n"
 
@@ -43,7 +43,7 @@ FILES: dict[str, str | bytes | None] = {
     "nowhere.csv": None,
     "empty.csv": "",
     "no-rows.csv": "age,ward,outcome\n",
-    "book.xlsx": EXCEL,
+    "book.xls": EXCEL,
     "latin.csv": LATIN,
     "other-name.csv": GOOD.replace("age", "Age", 1),
     "other-label.csv": GOOD.replace("outcome", "Outcome"),
@@ -158,16 +158,24 @@ def test_messages_of_the_page_are_the_real_ones(tmp_path: Path, monkeypatch: pyt
 
 def test_sections_of_the_page_are_valid(tmp_path: Path) -> None:
     sections = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert len(sections) == 3
+    assert len(sections) == 4
     head = write_federation(tmp_path, ("ada", "bob", "cleo"), schema=None).read_text()
     complete = Federation.parse(f"{head}\n{sections[0]}", tmp_path / "complete.toml")
     assert complete.data is not None
     assert complete.data.missing == ("", "NA", "-9")
     data = sections[0].partition("[model]")[0]
-    own = Federation.parse(f"{head}\n{data}\n{sections[1]}", tmp_path / "own.toml")
+    dates = Federation.parse(
+        f"{head}\n[data]\ntarget = 'y'\n{sections[1]}[model]\nkind = 'logistic'\n", tmp_path / "d.toml"
+    )
+    assert dates.data is not None
+    assert [each.name for each in dates.data.input_columns] == [
+        "born days",
+        *("seen days", "seen month", "seen weekday"),
+    ]
+    own = Federation.parse(f"{head}\n{data}\n{sections[2]}", tmp_path / "own.toml")
     assert own.model is not None
     assert (own.model.kind, own.model.function) == ("custom", "networks:deep")
-    private = Federation.parse(f"{head}\n{sections[2]}", tmp_path / "private.toml")
+    private = Federation.parse(f"{head}\n{sections[3]}", tmp_path / "private.toml")
     assert private.privacy == PrivacySection(1.0, 1e-6)
     steps, lr, patience = FOR_PRIVATE_TABLES.steps, FOR_PRIVATE_TABLES.lr, FOR_PRIVATE_TABLES.patience
     assert f"writes {steps} steps with `lr = {lr}` and `patience = {patience}`" in PAGE.read_text()

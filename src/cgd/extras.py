@@ -17,6 +17,8 @@ EXTRAS = {
     "audit": ("PIL", "scipy"),
     "psi": ("nacl",),
     "ray": ("grpc", "ray"),
+    "xlsx": ("python_calamine",),
+    "postgresql": ("adbc_driver_manager", "adbc_driver_postgresql"),
     "onnx": ("onnx",),
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),

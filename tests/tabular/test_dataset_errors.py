@@ -66,7 +66,10 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
         (b"age,ward,outcome", "FILE has a header and no rows; export it with its records"),
         (b"age,ward,outcome\r\n\r\n", "FILE has a header and no rows; export it with its records"),
         (HEADER.encode("utf-16"), "FILE is text in UTF-16; save it as CSV (UTF-8)"),
-        (b"PK\x03\x04....", "FILE is an Excel workbook or another zip archive; save the sheet as CSV (UTF-8)"),
+        (
+            b"PK\x03\x04....",
+            "FILE is a zip archive, and no Excel workbook (.xlsx); save the sheet as .xlsx or CSV (UTF",
+        ),
         (
             b"# The private keys of ada. Any\nsecret = ...",
             "FILE is a private key file of cgd; name a CSV or Parquet fil",

@@ -39,6 +39,7 @@ from cgd.tabular.private_run import check_private
 from cgd.tabular.private_stats import from_opened, own_sums, sensitivity
 from cgd.tabular.rare_values import fold_rare_values
 from cgd.tabular.settings import TabularSettings
+from cgd.tabular.sources import with_fixed_order
 from cgd.tabular.training_loop import LOCAL_MOMENTUM
 from cgd.user_functions import check_function_named, load_function
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from cgd.audit.view import Scheme, Truth, View
     from cgd.federation.config import Training
     from cgd.tabular.preprocessing import Preprocessing
+    from cgd.tabular.sources import TableSource
 
 MIN_RECORDS = 2
 """Of each participant: an attacker needs two to know how records vary."""
@@ -68,7 +70,7 @@ class TableRequest:
     """The arguments of an audit of a table.
 
     Attributes:
-        table: the file with the records.
+        table: where the records are.
         federation: the federation file.
         target: the name of the target in the table, if it is not that of the federation file.
         function: the `module:function` that builds a custom network.
@@ -77,7 +79,7 @@ class TableRequest:
         decimal: the decimal sign of numbers in the table.
     """
 
-    table: Path
+    table: TableSource
     federation: Path
     target: str | None
     function: str | None
@@ -104,9 +106,9 @@ class OwnTable:
 
     @classmethod
     def read(
-        cls, table: Path, federation: Path, target: str | None, function: str | None, decimal: str = "."
+        cls, table: TableSource, federation: Path, target: str | None, function: str | None, decimal: str = "."
     ) -> OwnTable:
-        """Read both files, with the checks of `cgd join --data`.
+        """Read the table and the file, with the checks of `cgd join --data`.
 
         Raises:
             InputError: a file cannot be used, or the federation is one that this audit cannot simulate.
@@ -125,6 +127,7 @@ class OwnTable:
         records, notes = read_dataset(
             table, settings.data, settings.own_columns, label=target, unit=settings.unit, decimal=decimal
         )
+        records = with_fixed_order(table, records, settings.data, settings.own_columns)
         if settings.privacy is not None:
             check_private(settings, records)
         return cls(found, settings, records, notes)

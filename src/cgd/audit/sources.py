@@ -6,6 +6,7 @@ records, before joining. Folders: a recorded run.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cgd.audit import spec_source
@@ -14,11 +15,12 @@ from cgd.audit.spec_source import from_spec
 from cgd.audit.table_source import from_table
 from cgd.audit.trace_source import from_recording
 from cgd.errors import InputError
+from cgd.tabular.databases import is_address
+from cgd.tabular.sources import parse_source
 from cgd.tabular.trace_writer import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from cgd.audit.runner import Plan
 
@@ -26,9 +28,11 @@ SPEC_SUFFIX = ".toml"
 
 
 def plan_for(
-    paths: Sequence[Path],
+    what: Sequence[str | Path],
     coalition: Sequence[str] = (),
     *,
+    sheet: str | None = None,
+    query: str | None = None,
     federation: Path | None = None,
     target: str | None = None,
     decimal: str | None = None,
@@ -41,8 +45,10 @@ def plan_for(
     """Return the plan for the arguments of the command line.
 
     Args:
-        paths: nothing, a spec (.toml), a table, or the folders of a recorded run.
+        what: nothing, a spec (.toml), a table or the address of a database, or the folders of a recorded run.
         coalition: the colluders of a recorded run; with one folder, none, and everybody else colludes.
+        sheet: with a table, the sheet of the workbook.
+        query: with a table, the query of the database.
         federation: with a table, the federation file.
         target: with a table, the name of its target, if it is not that of the federation file.
         decimal: with a table, the decimal sign of its numbers, a point (the default) or a comma.
@@ -56,6 +62,11 @@ def plan_for(
     Raises:
         InputError: the arguments do not fit together, or a file cannot be read.
     """
+    if addresses := [str(each) for each in what if is_address(str(each))]:
+        parse_source(addresses[0], sheet, query)  # first, so that no message repeats a password
+        if federation is None:
+            raise InputError("a database is audited with the federation file that it is for; name it with --federation")
+    paths = [Path(each) for each in what]
     specs = [path for path in paths if path.suffix == SPEC_SUFFIX]
     recorded = bool(paths) and not specs and federation is None
     if coalition and not recorded:
@@ -64,7 +75,7 @@ def plan_for(
         raise InputError(
             f"--function is {function!r}; it is for recorded runs and tables: name the folders, or a table"
         )
-    for option, value in (("--label", target), ("--decimal", decimal)):
+    for option, value in (("--label", target), ("--decimal", decimal), ("--sheet", sheet), ("--query", query)):
         if federation is None and value is not None:
             raise InputError(
                 f"{option} is {value!r}; it is for a table: name one, and its federation file (--federation)"
@@ -75,13 +86,13 @@ def plan_for(
         raise InputError("--rounds and --honest are for a spec or a table; name one (SPEC.toml, or TABLE --federation)")
     if federation is not None:
         if len(paths) != 1 or specs:
-            given = ", ".join(str(path) for path in paths) or "nothing"
+            given = ", ".join(map(str, paths)) or "nothing"
             raise InputError(
-                f"--federation is {federation}, and {given} is to be audited; name one table, a CSV or Parquet file, "
+                f"--federation is {federation}, and {given} is to be audited; name one table, a file or a database, "
                 "or omit --federation"
             )
         return from_table(
-            paths[0],
+            parse_source(str(what[0]), sheet, query),
             federation,
             target=target,
             decimal=decimal,

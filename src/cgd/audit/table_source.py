@@ -17,6 +17,7 @@ from cgd.audit.runner import Plan
 from cgd.audit.schemes import DELTA, describe_sums
 from cgd.audit.view import SCHEMES
 from cgd.errors import InputError
+from cgd.tabular.sources import source_arguments, source_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from cgd.audit.own_table import Parts
     from cgd.audit.results import AttackResult, Inapplicable
     from cgd.audit.view import Scheme, Truth, View
+    from cgd.tabular.sources import TableSource
 
 MAX_DEFAULT_ROUNDS = 300
 """The steps of a training that are simulated unless the user says otherwise: all, up to this number."""
 
 
 def from_table(
-    table: Path,
+    table: TableSource,
     federation: Path,
     *,
     target: str | None = None,
@@ -42,7 +44,7 @@ def from_table(
     """Return the plan of attacks on one's own table.
 
     Args:
-        table: the file with one's own records.
+        table: where one's own records are.
         federation: the federation file.
         target: the name of the target in the table, if it is not that of the federation file.
         decimal: the decimal sign of numbers in the table, a point (the default) or a comma.
@@ -75,7 +77,7 @@ def from_table(
     schemes: dict[Scheme, str] = dict(SCHEMES)
     if own.settings.privacy is not None:
         schemes = {**SCHEMES, "dp": f"CGD, ε = {own.settings.privacy.epsilon:g} of the file"}
-    arguments = [str(table), "--federation", str(federation)]
+    arguments = [*source_arguments(table), "--federation", str(federation)]
     given = {
         "--label": target,
         "--decimal": decimal,
@@ -87,7 +89,7 @@ def from_table(
         arguments += [] if value is None else [option, str(value)]
     attacks = attacks_on_trainings()
     parts = [TablePart(request, scheme, each.id) for scheme in schemes for each in attacks]
-    source = Source("table", table.name, _about(own, request, divide(own, request.honest, 0)))
+    source = Source("table", source_name(table), _about(own, request, divide(own, request.honest, 0)))
     return Plan(source, attacks, tuple(parts), tuple(arguments), schemes=schemes)
 
 

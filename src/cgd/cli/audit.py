@@ -11,6 +11,7 @@ import typer
 
 from cgd.cli.base import FAILED, INTERRUPTED, app
 from cgd.cli.research import DataDir
+from cgd.cli.tabular import Query, Sheet
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 @app.command()
 def audit(
     what: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
             metavar="[TABLE | SPEC.toml | RUN...]",
-            help="Your own table (with --federation), a TOML spec of your own setting, or folders of a recorded run "
-            "(default: embedded data).",
+            help="Your own table (a file or a database, with --federation), a TOML spec of your own setting, or "
+            "folders of a recorded run (default: embedded data).",
             show_default=False,
         ),
     ] = None,
@@ -39,6 +40,8 @@ def audit(
         str | None,
         typer.Option(metavar="SIGN", help="Table: the decimal sign in your file, '.' (the default) or ','."),
     ] = None,
+    sheet: Sheet = None,
+    query: Query = None,
     coalition: Annotated[
         str, typer.Option(metavar="NAME,...", help="Recorded run: the participants that collude.")
     ] = "",
@@ -82,6 +85,8 @@ def audit(
     whole = sources.plan_for(
         what or [],
         names,
+        sheet=sheet,
+        query=query,
         federation=federation,
         target=target,
         decimal=decimal,

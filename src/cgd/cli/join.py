@@ -11,6 +11,7 @@ import typer
 from cgd.cli.base import BAD_INPUT, FAILED, INTERRUPTED, app, printable
 from cgd.cli.federation import AsName, FederationFile, KeyFile, Listen, Salt, StateOption
 from cgd.cli.interrupt import MESSAGE, Interruption
+from cgd.cli.tabular import SOURCE_HELP, Query, Sheet
 from cgd.errors import CGDError, InputError, RangeError, SettingsError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.run import TabularRun
     from cgd.tabular.run_inputs import RunOptions
+    from cgd.tabular.sources import TableSource
 
     Program = Callable[[Peers], Any]
 
@@ -114,7 +116,7 @@ def join(
     path: FederationFile,
     name: AsName,
     data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Your records, a CSV or Parquet file; no programming needed.")
+        str | None, typer.Option(metavar="FILE", help=f"Your records: {SOURCE_HELP}; no programming needed.")
     ] = None,
     label: Annotated[
         str | None,
@@ -149,6 +151,8 @@ def join(
     notify_after: NotifyAfter = None,
     track: Track = None,
     decimal: Decimal = None,
+    sheet: Sheet = None,
+    query: Query = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -168,11 +172,11 @@ def join(
                 "--record needs --data, because the data and model of your own program are not known here; try your "
                 "setting with `cgd audit` on a table, or on a spec"
             )
-        own_table = label, out, delta, function, budget, decimal, keep, device, salt, track
+        own_table = label, out, delta, function, budget, decimal, sheet, query, keep, device, salt, track
         if any(each is not None for each in own_table) or dry_run or not alone:
             raise InputError(
-                "--label, --out, --delta, --function, --budget, --decimal, --keep, --device, --salt, --track, --dry-run and "
-                "--no-alone need --data; a program of your own sets these itself"
+                "--label, --out, --delta, --function, --budget, --decimal, --sheet, --query, --keep, --device, --salt, "
+                "--track, --dry-run and --no-alone need --data; a program of your own sets these itself"
             )
     from cgd.cli import ranks
     from cgd.cli.notify import Notifier
@@ -194,15 +198,17 @@ def join(
             table = None
             if data is not None:
                 from cgd.tabular.run_inputs import RunOptions
+                from cgd.tabular.sources import parse_source
 
+                source = parse_source(data, sheet, query)
                 place = "cpu" if device is None else device
                 options = RunOptions(label, delta, record, function, budget, decimal or ".", keep, place, salt)
                 if dry_run:
                     for caution in tracking.cautions:
                         typer.echo(f"without --dry-run: {printable(caution)}")
-                    _dry_run(federation, name, data, out, options, key=key, address=address, state=state)
+                    _dry_run(federation, name, source, out, options, key=key, address=address, state=state)
                     return
-                table = _prepare_table(federation, name, data, out, options, alone=alone)
+                table = _prepare_table(federation, name, source, out, options, alone=alone)
                 tracking.begin(federation.name, name, table.folder.path)
         except KeyboardInterrupt:
             typer.echo("cgd: interrupted before any peer was contacted", err=True)
@@ -232,7 +238,7 @@ def join(
         notifier.watch(member)
         result, failure = _run(member, program, table, interruption, tracking)
         if failure is not None:
-            _fail(failure, run or f"training on {data}", name)
+            _fail(failure, run or f"training on {table.file if table is not None else data}", name)
         sums = member.peers.traffic.sums
         typer.echo(f"cgd: {name} is done after {sums} sum{'s' if sums != 1 else ''}", err=True)
         if table is not None:
@@ -289,7 +295,7 @@ def _run(
 
 
 def _dry_run(
-    federation: Federation, name: str, data: Path, out: Path | None, options: RunOptions, **member: Any
+    federation: Federation, name: str, data: TableSource, out: Path | None, options: RunOptions, **member: Any
 ) -> None:
     """Read and check everything, and print what would happen."""
     from cgd.federation.member import check_join
@@ -317,12 +323,14 @@ def _run_folder(federation: Federation, name: str, out: Path | None) -> Path:
     return out or federation.path.parent / "runs" / name
 
 
-def _count_records(records: TabularDataset, data: Path) -> str:
-    return f"{records.rows:,} record{'' if records.rows == 1 else 's'} of {data.name}"
+def _count_records(records: TabularDataset, data: TableSource) -> str:
+    from cgd.tabular.sources import source_name
+
+    return f"{records.rows:,} record{'' if records.rows == 1 else 's'} of {source_name(data)}"
 
 
 def _prepare_table(
-    federation: Federation, name: str, data: Path, out: Path | None, options: RunOptions, *, alone: bool
+    federation: Federation, name: str, data: TableSource, out: Path | None, options: RunOptions, *, alone: bool
 ) -> TabularRun:
     """Read and check the records and settings, and print notes about them."""
     from cgd.tabular.disclosure import early_privacy_warnings

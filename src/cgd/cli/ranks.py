@@ -16,13 +16,12 @@ from cgd.transport.ranks import OneRank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from cgd.peers import Peers
     from cgd.transport.ranks import Ranks
 
 
-def rank_in_job(data: Path | None) -> int:
+def rank_in_job(data: str | None) -> int:
     """Return the number of this process in its job, as torchrun has set it in the environment; 0 if it is alone.
 
     Raises:

@@ -32,10 +32,23 @@ Decimal = Annotated[
 ]
 
 
+SOURCE_HELP = "a CSV, Parquet or Excel file, or the address of a database (with --query)"
+Sheet = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The sheet of an Excel workbook, if several have values.")
+]
+Query = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL",
+        help="The query of a database that gives the records: one SELECT, or the name of a file NAME.sql.",
+    ),
+]
+
+
 @app.command()
 def schema(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="A CSV or Parquet file with records; with --merge, schemas.")
+        list[str], typer.Argument(metavar="FILE...", help=f"Your records: {SOURCE_HELP}; with --merge, schemas.")
     ],
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column to predict.")] = None,
     private: Annotated[
@@ -45,11 +58,13 @@ def schema(
         ),
     ] = False,
     decimal: Decimal = None,
+    sheet: Sheet = None,
+    query: Query = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Join the suggestions of several participants to one, with comments.")
     ] = False,
 ) -> None:
-    """Suggest the sections `data` and `model` of a federation file from a file with records; review them before use.
+    """Suggest the sections `data` and `model` of a federation file from a table of records; review them before use.
 
     They contain names and types of columns, and the classes of the label, but no other values. With --private, there
     are also rounded ranges and frequent categories of this file, with marks: replace them, and delete the marks.
@@ -57,17 +72,18 @@ def schema(
     """
     from cgd.tabular.schema import suggest_schema
     from cgd.tabular.schema_merge import merge_schemas
+    from cgd.tabular.sources import parse_source
 
     if merge:
-        if label is not None or private or decimal is not None:
+        if label is not None or private or (decimal, sheet, query) != (None, None, None):
             raise InputError("--merge has no other options; the suggestions contain what they state")
-        typer.echo(merge_schemas(files), nl=False)
+        typer.echo(merge_schemas([Path(file) for file in files]), nl=False)
         return
     if len(files) != 1:
         raise InputError(f"{len(files)} files are named; name one with records, or add --merge to join suggestions")
     if label is None:
         raise InputError("--label is missing; name the column to predict")
-    typer.echo(suggest_schema(files[0], label, private=private, decimal=decimal), nl=False)
+    typer.echo(suggest_schema(parse_source(files[0], sheet, query), label, private=private, decimal=decimal), nl=False)
 
 
 @app.command()
@@ -101,7 +117,7 @@ def sample(
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, with its model.")],
-    data: Annotated[Path, typer.Option(metavar="FILE", help="The records, a CSV or Parquet file.")],
+    data: Annotated[str, typer.Option(metavar="FILE", help=f"The records: {SOURCE_HELP}.")],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a CSV file (default: standard output).")
     ] = None,
@@ -121,6 +137,8 @@ def predict(
             help="With `intersection`: all members of the row have the same records; they do not look for common ones.",
         ),
     ] = False,
+    sheet: Sheet = None,
+    query: Query = None,
     key: KeyFile = None,
     listen: Listen = None,
     timeout: Annotated[
@@ -136,14 +154,16 @@ def predict(
     from cgd.tabular.intersection import check_intersection, read_salt
     from cgd.tabular.model import load_model
     from cgd.tabular.predict import load_inputs, predict
+    from cgd.tabular.sources import parse_source
 
+    source = parse_source(data, sheet, query)
     loaded = load_model(model, function=function)
     if out is not None and out.exists():
         raise InputError(f"{out} exists and is never overwritten; name another file, or move it away")
     if (federation is None) != (loaded.towers == 1):
         remedy = "name its file with --federation" if federation is None else "omit --federation"
         raise InputError(f"{model} is one of {loaded.towers} models that predict together; {remedy}")
-    inputs = load_inputs(loaded, data, decimal or ".")
+    inputs = load_inputs(loaded, source, decimal or ".")
     if federation is None:
         predictions = predict(loaded, inputs)
     else:

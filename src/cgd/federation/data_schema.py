@@ -11,6 +11,7 @@
     sex = ["Female", "Male"]     # these categories, and no others
     weight = { type = "number", range = [0, 200] }  # values outside are cut to this range
     pulse = { type = "number", missing = ["0"] }    # 0 stands for a missing value in this column
+    admission = { type = "date", format = "%d.%m.%Y" }  # its days, month and weekday; see `cgd.federation.date_format`
     stage = { type = "category", values = { "0" = "no", "1-4" = "yes" } }  # see `cgd.federation.value_map`
 
     [model]
@@ -25,10 +26,13 @@ Columns of a participant's file that are not listed here are not read.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cgd.errors import InputError
+from cgd.federation.date_format import check_format, check_time_zone, day_number
 from cgd.federation.intersection_section import Intersection, parse_intersection
 from cgd.federation.model_section import Model, check_choice, parse_model
 from cgd.federation.privacy_section import PrivacySection, parse_privacy
@@ -40,7 +44,8 @@ from cgd.files import parse_toml
 if TYPE_CHECKING:
     import os
 
-ColumnType = Literal["number", "category"]
+ColumnType = Literal["number", "category", "date"]
+Part = Literal["days", "month", "weekday"]
 Task = Literal["classification", "regression"]
 ClassWeights = Literal["none", "balanced"]
 Range = tuple[float, float]
@@ -52,6 +57,11 @@ MAX_CATEGORY_BYTES = 90
 RARE = 5
 """Values of fewer records are not disclosed, and features of fewer training records are merged."""
 MAX_RARE = 1_000_000
+PARTS: tuple[Part, ...] = ("days", "month", "weekday")
+REFERENCE = "2000-01-01"
+"""The day from which days are counted, unless a column states another."""
+MONTHS = tuple(map(str, range(1, 13)))
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 OTHER = "other"
 """The category of values that are not disclosed."""
 MAX_RANGE = 2.0**80  # as large as numbers in a table may be
@@ -64,13 +74,18 @@ class Column:
 
     Attributes:
         name: the name in the header.
-        type: "number" or "category".
+        type: "number", "category" or "date".
         categories: the categories in order; empty if they are learned, or for a number.
         held_by: in a grid, the column of the grid whose participants hold it.
-        range: the lowest and highest value of a number; values outside are cut to it. None: any value.
+        range: the lowest and highest value of a number, or the first and last day of a date, from 1970-01-01; values
+            outside are cut to it. None: any value.
         rare: if the categories are learned, another `rare` than that of [data].
         missing: more texts that stand for a missing value, in this column.
         values: the category of each value of the tables; empty: the value itself. See `cgd.federation.value_map`.
+        format: how dates are written, besides those with the year first; see `cgd.federation.date_format`.
+        reference: the day from which days of a date are counted; empty: `REFERENCE`.
+        time_zone: where the days of times with a time zone are meant.
+        parts: what becomes of a date: its days, month and weekday; empty: all of them.
     """
 
     name: str
@@ -81,21 +96,28 @@ class Column:
     rare: int | None = None
     missing: tuple[str, ...] = ()
     values: dict[str, str] = field(default_factory=dict, hash=False)
+    format: tuple[str, ...] = ()
+    reference: str = ""
+    time_zone: str = ""
+    parts: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("type", self.type, ColumnType)
+        self._check_date()
         object.__setattr__(self, "categories", _texts("categories", self.categories))
         if self.categories and self.type != "category":
-            raise InputError("it is a number and has categories; remove them, or write type = 'category'")
+            raise InputError(f"it is a {self.type} and has categories; remove them, or write type = 'category'")
         if self.held_by is not None and (type(self.held_by) is not int or self.held_by < 0):
             raise InputError(f"held_by is {self.held_by!r}; it must be a column of the grid, from 0")
-        object.__setattr__(self, "range", _range(self.range))
-        if self.range is not None and self.type != "number":
+        object.__setattr__(self, "range", _days(self.range) if self.type == "date" else _range(self.range))
+        if self.range is not None and self.type == "category":
             raise InputError("it is a category and has a range; remove the range, or write type = 'number'")
         object.__setattr__(self, "missing", _texts("missing", self.missing))
         object.__setattr__(self, "values", check_values_table(self.values))
         if self.values and self.type != "category":
-            raise InputError("it is a number and has values for categories; remove them, or write type = 'category'")
+            raise InputError(
+                f"it is a {self.type} and has values for categories; remove them, or write type = 'category'"
+            )
         listed = listed_categories("categories", self.categories, self.values)
         object.__setattr__(self, "categories", _texts("values", listed))
         if self.rare is not None:
@@ -107,6 +129,69 @@ class Column:
     def is_learned(self) -> bool:
         """True if its categories are learned by secure sums."""
         return self.type == "category" and not self.categories
+
+    @property
+    def source(self) -> str:
+        """The name of the column of the tables that it is read from."""
+        return self.name
+
+    @property
+    def first_day(self) -> str:
+        """The day from which days of a date are counted."""
+        return self.reference or REFERENCE
+
+    @property
+    def input_columns(self) -> tuple[Column, ...]:
+        """The columns of numbers and categories that it becomes: itself, or the parts of a date."""
+        if self.type != "date":
+            return (self,)
+        return tuple(DatePart.from_date(self, part) for part in self.parts or PARTS)
+
+    def _check_date(self) -> None:
+        object.__setattr__(self, "format", tuple(map(check_format, _texts("format", self.format))))
+        for name in ("reference", "time_zone"):
+            typed(name, getattr(self, name), str)
+        check_time_zone(self.time_zone)
+        object.__setattr__(self, "parts", _texts("parts", self.parts))
+        for part in self.parts:
+            check_choice("parts", part, Part)
+        if self.reference:
+            with at("reference: "):
+                day_number(self.reference)
+        if self.type != "date" and (self.format or self.reference or self.time_zone or self.parts):
+            raise InputError(
+                f"it is a {self.type} and has format, reference, time_zone or parts; remove them, or write "
+                "type = 'date'"
+            )
+
+
+@dataclass(frozen=True)
+class DatePart(Column):
+    """A column of numbers or categories that a date becomes.
+
+    Attributes:
+        of: the column of dates.
+        part: which part it is.
+    """
+
+    of: Column = field(kw_only=True)
+    part: Part = field(kw_only=True)
+
+    @classmethod
+    def from_date(cls, date: Column, part: Part) -> DatePart:
+        """Return a part of a column of dates."""
+        name, held_by = f"{date.name} {part}", date.held_by
+        if part != "days":
+            names = MONTHS if part == "month" else WEEKDAYS
+            return cls(name, "category", names, held_by, of=date, part=part)
+        first = day_number(date.first_day)
+        limits = None if date.range is None else (date.range[0] - first, date.range[1] - first)
+        return cls(name, "number", held_by=held_by, range=limits, of=date, part=part)
+
+    @property
+    def source(self) -> str:
+        """The name of the column of dates."""
+        return self.of.name
 
 
 @dataclass(frozen=True)
@@ -178,6 +263,11 @@ class Data:
         for name, what in ((self.target, "the target"), (self.id, "the id")):
             if name in self.names:
                 raise InputError(f"{name!r} is {what} and a column to predict from; remove it from [data.columns]")
+        parts = Counter(each.name for each in self.input_columns)
+        if twice := [name for name, count in parts.items() if count > 1]:
+            raise InputError(
+                f"{twice[0]!r} is a part of a date and another column; rename that column, or omit the part"
+            )
         if self.target == self.id:
             raise InputError(f"{self.id!r} is both the target and the id; name another id")
         if self.task == "regression" and (self.classes or self.class_weights != "none"):
@@ -189,6 +279,11 @@ class Data:
     def names(self) -> tuple[str, ...]:
         """The names of the columns to predict from."""
         return tuple(each.name for each in self.columns)
+
+    @property
+    def input_columns(self) -> tuple[Column, ...]:
+        """The columns of numbers and categories to predict from, in order; see `Column.input_columns`."""
+        return tuple(part for each in self.columns for part in each.input_columns)
 
     def as_stored(self) -> dict[str, Any]:
         """Return the content for digests and stored files, without optional keys that have their default."""
@@ -244,7 +339,28 @@ class Data:
 
 # Keys that are not stored if they have their default: files without them are as those of earlier versions.
 OPTIONAL: dict[str, Any] = {"range": None, "rare": RARE, "other": True, "values": {}, "intersection": None}
-OPTIONAL_OF_A_COLUMN: dict[str, Any] = {"range": None, "rare": None, "missing": (), "values": {}}
+OPTIONAL_OF_A_COLUMN: dict[str, Any] = {
+    "range": None,
+    "rare": None,
+    "missing": (),
+    "values": {},
+    "format": (),
+    "reference": "",
+    "time_zone": "",
+    "parts": (),
+}
+OF_A_COLUMN = (
+    "categories",
+    "held_by",
+    "range",
+    "rare",
+    "missing",
+    "values",
+    "format",
+    "reference",
+    "time_zone",
+    "parts",
+)
 
 
 def parse_schema(text: str, path: str | os.PathLike[str] | None = None) -> tuple[Data, Model, PrivacySection | None]:
@@ -306,8 +422,31 @@ def _column(name: str, value: Any) -> Column:
             if not value:
                 raise InputError("its list of categories is empty; name some, or write 'category' to learn them")
             return Column(name, "category", tuple(value))
-        check_keys(value, ("type",), ("categories", "held_by", "range", "rare", "missing", "values"))
-        return Column(name, **value)
+        check_keys(value, ("type",), OF_A_COLUMN)
+        settings = {key: _without_dates(each) for key, each in value.items()}
+        if isinstance(settings.get("format"), str):
+            settings["format"] = (settings["format"],)
+        return Column(name, **settings)
+
+
+def _without_dates(value: Any) -> Any:
+    """Return a value of TOML with dates, which may be written without quotes, as texts."""
+    if isinstance(value, list):
+        return [_without_dates(each) for each in value]
+    return value.isoformat() if isinstance(value, date) and not isinstance(value, datetime) else value
+
+
+def _days(value: Any) -> Range | None:
+    """Return the range of a date as days from 1970-01-01; as such it may also be stored."""
+    if isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(each, str) for each in value):
+        with at("range: "):
+            value = tuple(float(day_number(each)) for each in value)
+    try:
+        return _range(value)
+    except InputError:
+        raise InputError(
+            f"range is {value!r}; it must be the first and the last day, such as ['1920-01-01', '2025-12-31']"
+        ) from None
 
 
 def _range(value: Any) -> Range | None:

@@ -167,6 +167,16 @@ def check_coverage(
                 "{ type = 'number', range = [LOW, HIGH] }, with values that are known without looking at the records. "
                 "Values outside are cut to it"
             )
+        if (
+            column.type == "date"
+            and column.range is None
+            and any(each.type == "number" for each in column.input_columns)
+        ):
+            raise InputError(
+                f"the date {column.name!r} has no range, and noise needs one; write in [data.columns] {column.name} = "
+                "{ type = 'date', range = ['FIRST', 'LAST'] }, with days such as 1920-01-01 that are known without "
+                "looking at the records, or use parts = ['month', 'weekday'] only. Days outside are cut to it"
+            )
     if data.task == "classification" and not data.classes:
         raise InputError(
             f"the classes of {data.target!r} would be learned from records, without noise; list them in [data]: "

@@ -48,6 +48,10 @@ class ParquetTable:
         """See `Table`."""
         return [self.locate(row) for row in rows]
 
+    def remark(self, position: int) -> str:  # noqa: ARG002
+        """See `Table`."""
+        return ""
+
     def _damaged(self, error: Exception) -> InputError:
         return InputError(f"{self.title} is not a Parquet file, or is damaged ({_first_line(error)}); export it again")
 
@@ -79,6 +83,10 @@ class DataFrameTable:
     def locate_all(self, rows: Sequence[int]) -> list[str]:
         """See `Table`."""
         return [self.locate(row) for row in rows]
+
+    def remark(self, position: int) -> str:  # noqa: ARG002
+        """See `Table`."""
+        return ""
 
 
 def _check_not_empty(title: str, schema: Any) -> None:

@@ -55,6 +55,7 @@ class ColumnProfile:
         lowest: the lowest number.
         highest: the highest number.
         end: the last value.
+        remark: what to know about how its numbers are written.
     """
 
     decimal: str = "."
@@ -69,6 +70,7 @@ class ColumnProfile:
     lowest: float = np.inf
     highest: float = -np.inf
     end: str = ""
+    remark: str = ""
     _last: float = -np.inf
 
     def add_batch(self, array: Any, missing: MissingMarkers) -> None:

@@ -1,4 +1,4 @@
-"""The records of one participant, read from a CSV or Parquet file or from a table in memory.
+"""The records of one participant, read from a file, a database or a table in memory.
 
 Only the columns that the federation file lists are read. All errors in the file are found here, before anything is
 sent; messages give the line, the value and a remedy. They are shown to the owner of the data only.
@@ -17,14 +17,16 @@ import numpy as np
 import pyarrow
 
 from cgd.errors import InputError
+from cgd.federation.data_schema import DatePart
 from cgd.federation.toml_validation import similar
 from cgd.tabular.arrow_tables import DataFrameTable
 from cgd.tabular.cells import MissingMarkers
 from cgd.tabular.columns import MAX_LEARNED_CLASSES, Categorical, CategoryBuilder, to_texts
+from cgd.tabular.date_columns import DateReader, part_values
 from cgd.tabular.decimal_commas import check_decimal
 from cgd.tabular.headers import ADD_A_HEADER, record_in_header
 from cgd.tabular.number_columns import NumberBuilder
-from cgd.tabular.readers import open_table
+from cgd.tabular.sources import open_source
 
 if TYPE_CHECKING:
     import os
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     from cgd.federation.data_schema import Column, Data
     from cgd.tabular.readers import Table
+    from cgd.tabular.sources import TableSource
 
 MAX_NAMES_SHOWN = 10
 ID_OR_TEXT = "is it an ID or free text? Leave it out of [data.columns], group its values, or make it a number"
@@ -101,7 +104,7 @@ class TabularDataset:
 
 
 def read_dataset(
-    path: str | os.PathLike[str],
+    source: str | os.PathLike[str] | TableSource,
     data: Data,
     columns: Sequence[Column],
     *,
@@ -111,10 +114,10 @@ def read_dataset(
     unit: str = "",
     decimal: str = ".",
 ) -> tuple[TabularDataset, tuple[str, ...]]:
-    """Read the records of a CSV or Parquet file.
+    """Read the records of a file or a database.
 
     Args:
-        path: a CSV file, which may be gzipped, or a Parquet file.
+        source: a CSV file, which may be gzipped, a Parquet file, an Excel workbook, or another source of records.
         data: the schema, as in the federation file.
         columns: the columns to read, with their types.
         label: the target's name in this file, if it is not `data.target`.
@@ -127,24 +130,25 @@ def read_dataset(
         The records, and notes for the user about them.
 
     Raises:
-        InputError: the file cannot be used; the message gives the place and a remedy.
+        InputError: the records cannot be used; the message gives the place and a remedy.
+        MissingExtraError: a library for this source is missing.
     """
     check_decimal(decimal)
     wanted = _wanted(data, columns, label or data.target if target else None, ids, unit)
-    table = open_table(path, wanted, data.missing)
+    table = open_source(source, wanted, data.missing)
     return _load(table, data, columns, label=label, target=target, ids=ids, unit=unit, decimal=decimal)
 
 
 def locate_records(
-    path: str | os.PathLike[str],
+    source: str | os.PathLike[str] | TableSource,
     data: Data,
     columns: Sequence[Column],
     rows: Sequence[int],
     *,
     label: str | None = None,
 ) -> list[str]:
-    """Return where rows of a file are, such as "line 17", given their `TabularDataset.places`."""
-    table = open_table(path, _wanted(data, columns, label or data.target, ids=False, unit=""), data.missing)
+    """Return where rows of a source are, such as "line 17", given their `TabularDataset.places`."""
+    table = open_source(source, _wanted(data, columns, label or data.target, ids=False, unit=""), data.missing)
     return table.locate_all(rows)
 
 
@@ -165,7 +169,7 @@ def dataset_from_frame(
 def _wanted(data: Data, columns: Sequence[Column], label: str | None, ids: bool, unit: str) -> list[str]:
     """Return the names of the columns to read, in the order of `_DatasetBuilder.add_batch`."""
     more = ([] if label is None else [label]) + [data.id] * ids + [unit] * bool(unit)
-    return [each.name for each in columns] + more
+    return list(dict.fromkeys(each.source for each in columns)) + more
 
 
 def _load(
@@ -182,7 +186,7 @@ def _load(
     if ids and not data.id:
         raise InputError("[data] names no id column, which is needed to identify records; add id = 'NAME'")
     label = label or data.target
-    if target and label in (each.name for each in columns):
+    if target and label in (each.source for each in columns):
         raise InputError(f"the label is {label!r}, which is a column to predict from; name another label")
     if target and label == data.id:
         raise InputError(
@@ -199,7 +203,12 @@ def _load(
     builder = _DatasetBuilder(table, data, columns, label if target else None, ids, unit, decimal)
     for arrays in table.batches(positions):
         builder.add_batch(arrays)
-    finished = builder.finish(_unread_columns_note(table, {*wanted, data.target, data.id}))
+    remarks = [
+        f"column {name!r}: {remark}"
+        for name, place in zip(wanted, positions, strict=True)
+        if (remark := table.remark(place))
+    ]
+    finished = builder.finish([*_unread_columns_note(table, {*wanted, data.target, data.id}), *remarks])
     pyarrow.default_memory_pool().release_unused()  # Arrow caches its batches, as much memory as the records take
     return finished
 
@@ -213,7 +222,13 @@ class _DatasetBuilder:
         self._title, self._locate, self._decimal = table.title, table.locate, decimal
         self._missing = MissingMarkers(data.missing)
         self._id, self._label = data.id, label
+        self._schema = tuple(columns)
         self._columns = {each.name: self._column_builder(each) for each in columns}
+        self._sources = tuple(dict.fromkeys(each.source for each in columns))
+        dates = {each.source: each.of for each in columns if isinstance(each, DatePart)}
+        self._dates = {
+            name: DateReader(each, self._markers(each), self._title, self._locate) for name, each in dates.items()
+        }
         self._target: NumberBuilder | CategoryBuilder | None = None
         if label is not None and data.task == "regression":
             self._target = NumberBuilder(label, self._missing, self._title, self._locate, data.range, decimal)
@@ -227,16 +242,16 @@ class _DatasetBuilder:
 
     def add_batch(self, arrays: Sequence[Any]) -> None:
         """Add one batch: the columns, then the target, then the IDs, then the units of privacy."""
-        rest = list(arrays)
-        rows = len(rest[0])
-        values = [column.convert(rest.pop(0), self._rows_read) for column in self._columns.values()]
+        rows = len(arrays[0])
+        values = self._convert(dict(zip(self._sources, arrays, strict=False)))
+        rest = list(arrays[len(self._sources) :])
         keep = None if self._target is None else self._add_labels(self._target, rest.pop(0))
         if self._ids is not None:
             self._add_ids(self._ids, rest.pop(0), keep)
         if self._unit:
             self._units += [_unit_name(text) for _, text in self._names(rest.pop(0), "unit", self._unit, keep)]
         for column, some in zip(self._columns.values(), values, strict=True):
-            column.add(some if keep is None else some[keep])  # type: ignore[arg-type]
+            column.add(some if keep is None else some[keep])
         kept = np.arange(rows, dtype=np.int64) if keep is None else np.flatnonzero(keep)
         self._places.append(self._rows_read + kept)
         self._rows_read += rows
@@ -270,8 +285,22 @@ class _DatasetBuilder:
         )
         return dataset, tuple(notes)
 
+    def _convert(self, arrays: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
+        """Return the values of a batch for every column, given the arrays of the columns of the table."""
+        days = {name: reader.convert(arrays[name], self._rows_read) for name, reader in self._dates.items()}
+        return [
+            builder.convert(
+                part_values(column, days[column.source]) if isinstance(column, DatePart) else arrays[column.source],
+                self._rows_read,
+            )
+            for column, builder in zip(self._schema, self._columns.values(), strict=True)
+        ]
+
+    def _markers(self, column: Column) -> MissingMarkers:
+        return MissingMarkers((*self._missing.texts, *column.missing)) if column.missing else self._missing
+
     def _column_builder(self, column: Column) -> NumberBuilder | CategoryBuilder:
-        missing = MissingMarkers((*self._missing.texts, *column.missing)) if column.missing else self._missing
+        missing = MissingMarkers(()) if isinstance(column, DatePart) else self._markers(column)
         source = (column.name, missing, self._title, self._locate)
         if column.type == "number":
             return NumberBuilder(*source, column.range, self._decimal)

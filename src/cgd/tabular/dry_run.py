@@ -25,9 +25,9 @@ from cgd.tabular.models import build
 from cgd.tabular.preprocessing import Preprocessing
 from cgd.tabular.privacy_costs import PrivateSetting
 from cgd.tabular.privacy_expectation import Question, describe_expectation, differences, measured_kind
-from cgd.tabular.private_run import budget_path
 from cgd.tabular.rare_values import fold_rare_values
 from cgd.tabular.run_folder import check_run_folder
+from cgd.tabular.sources import budget_path, check_unchanged
 from cgd.tabular.trace_writer import check_trace_folder
 from cgd.tabular.training import TrainingResult
 
@@ -40,12 +40,13 @@ if TYPE_CHECKING:
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.run_inputs import RunInputs, RunOptions
     from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.sources import TableSource
 
 UNKNOWN_CLASS = "…"
 
 
 def describe_dry_run(
-    federation: Federation, participant: str, inputs: RunInputs, folder: Path, data: Path, options: RunOptions
+    federation: Federation, participant: str, inputs: RunInputs, folder: Path, data: TableSource, options: RunOptions
 ) -> Iterator[str]:
     """Yield lines about the run that these inputs would give.
 
@@ -54,7 +55,7 @@ def describe_dry_run(
         participant: our name.
         inputs: the settings and the records.
         folder: the folder for the results.
-        data: our data file.
+        data: where our records are.
         options: our options.
 
     Raises:
@@ -64,6 +65,8 @@ def describe_dry_run(
     yield from inputs.notes
     if check_run_folder(folder, federation, participant) is not None:
         yield f"this training is finished; its model and report in {folder} would not be changed"
+    else:
+        check_unchanged(data, folder, records, write=False)
     if options.record is not None:
         check_trace_folder(options.record, participant, federation.name)
     training, foreseen = settings.training, foresee(settings, records)

@@ -57,7 +57,7 @@ def merge_few_records(matrix: Matrix, preprocessing: Preprocessing, data: Data) 
     Returns:
         The columns that were changed, with the number of records.
     """
-    rare = {each.name: data.rare_of(each) for each in data.columns}
+    rare = {each.name: data.rare_of(each) for each in data.input_columns}
     changed = {}
     for column, part in preprocessing.parts():
         merge = _merge_states if isinstance(column, CategoryStats) else _merge_numbers

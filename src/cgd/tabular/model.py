@@ -28,6 +28,7 @@ from cgd.files import write_private
 from cgd.json_files import convert_complete, damaged_file, read_json
 from cgd.optim.vertical import fuse, log_probabilities
 from cgd.tabular.alignment import align, row_key
+from cgd.tabular.databases import Query
 from cgd.tabular.dataset import TabularDataset, dataset_from_frame, read_dataset
 from cgd.tabular.federated_stats import NumberStats
 from cgd.tabular.metrics import classification_scores, regression_scores
@@ -35,6 +36,7 @@ from cgd.tabular.models import build, count_parameters
 from cgd.tabular.preprocessing import Preprocessing
 from cgd.tabular.training import forward
 from cgd.tabular.unit_checks import compare_with_training
+from cgd.tabular.workbooks import Sheet
 from cgd.user_functions import check_function_named
 
 if TYPE_CHECKING:
@@ -108,14 +110,14 @@ class ConfinedModel:
     @property
     def feature_names_in_(self) -> npt.NDArray[Any]:
         """The columns of a table that the model uses."""
-        return np.array([each.name for each in self.columns], dtype=object)
+        return np.array(list(dict.fromkeys(each.source for each in self.columns)), dtype=object)
 
     def predict(self, table: Any, row: Peers | None = None) -> npt.NDArray[Any]:
         """Return the predicted class, or number, of every record.
 
         Args:
             table: anything `pyarrow.table` accepts (a dictionary of columns, a pandas or polars frame, an Arrow table),
-                the path of a CSV or Parquet file, or a `TabularDataset`.
+                the path of a CSV, Parquet or Excel file, another source of records, or a `TabularDataset`.
             row: in a grid with several columns, the members of the row, who predict the same records simultaneously.
 
         Raises:
@@ -134,7 +136,7 @@ class ConfinedModel:
 
     def records(self, table: Any) -> TabularDataset:
         """Return the records of a table, as `predict` accepts it."""
-        if isinstance(table, (str, Path)):
+        if isinstance(table, (str, Path, Sheet, Query)):
             return read_dataset(table, self.data, self.columns, target=False, ids=self.towers > 1)[0]
         if isinstance(table, TabularDataset):
             return table
@@ -289,7 +291,7 @@ def _check_document(document: _Document, folder: Path) -> tuple[Data, Model, Pre
         added = {"start": "zeros", "fresh_origins": False}  # which older files do not have
         model = convert_complete({**added, **document.model}, Model, "model")
         preprocessing = Preprocessing.from_dict(document.preparation)
-        columns = tuple(each for each in data.columns if each.name in document.columns)
+        columns = tuple(each for each in data.input_columns if each.name in document.columns)
         types = ["number" if isinstance(each, NumberStats) else "category" for each in preprocessing.columns]
         encoded = [(each.name, kind) for each, kind in zip(preprocessing.columns, types, strict=True)]
         if [(each.name, each.type) for each in columns] != encoded:

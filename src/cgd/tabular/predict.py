@@ -1,4 +1,4 @@
-"""Predict the records of a file for the command line; in a grid with several columns, together with the row."""
+"""Predict the records of a source for the command line; in a grid with several columns, together with the row."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from cgd.errors import InputError
 from cgd.files import write_rows
 from cgd.tabular.dataset import read_dataset
 from cgd.tabular.intersection import intersect
-from cgd.tabular.readers import open_table
+from cgd.tabular.sources import open_source
 from cgd.tabular.unit_checks import compare_with_training
 from cgd.tabular.written_numbers import is_total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
     from typing import TextIO
 
     import numpy.typing as npt
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.model import ConfinedModel
     from cgd.tabular.readers import Table
+    from cgd.tabular.sources import TableSource
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class LoadedInputs:
     Attributes:
         records: the records.
         notes: notes for the user.
-        path: their file.
+        source: where they are.
         decimal: the decimal sign of its numbers.
     """
 
     records: TabularDataset
     notes: tuple[str, ...]
-    path: Path
+    source: TableSource
     decimal: str = "."
 
 
@@ -79,22 +79,22 @@ class Predictions:
                 yield [*id_cells, f"{row[0]:.9g}"]
 
 
-def load_inputs(model: ConfinedModel, path: Path, decimal: str = ".") -> LoadedInputs:
-    """Read the records of a file, before anything is sent.
+def load_inputs(model: ConfinedModel, source: TableSource, decimal: str = ".") -> LoadedInputs:
+    """Read the records to predict, before anything is sent.
 
     Args:
         model: the model.
-        path: the file.
+        source: where they are.
         decimal: the decimal sign of its numbers, a point or a comma.
 
     Raises:
         InputError: the file cannot be used.
     """
-    table = open_table(path, [each.name for each in model.columns], model.data.missing)
+    table = open_source(source, [each.source for each in model.columns], model.data.missing)
     ids = model.towers > 1 or (bool(model.data.id) and model.data.id in table.names)
-    records, notes = read_dataset(path, model.data, model.columns, target=False, ids=ids, decimal=decimal)
+    records, notes = read_dataset(source, model.data, model.columns, target=False, ids=ids, decimal=decimal)
     unlike = compare_with_training(records, model.preprocessing, table.locate)
-    return LoadedInputs(records, (*notes, *unlike, *_total_notes(table)), path, decimal)
+    return LoadedInputs(records, (*notes, *unlike, *_total_notes(table)), source, decimal)
 
 
 def predict(
@@ -164,11 +164,11 @@ def _score(
     model: ConfinedModel, inputs: LoadedInputs, outputs: npt.NDArray[np.float64], mask: npt.NDArray[np.bool_] | None
 ) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """Return the scores of the outputs, or None and a note with the reason; `mask` is of the rows with outputs."""
-    header = open_table(inputs.path, [model.data.target], model.data.missing).names
+    header = open_source(inputs.source, [model.data.target], model.data.missing).names
     if model.data.target not in header:
         return None, ()
     try:
-        labelled, _ = read_dataset(inputs.path, model.data, (), target=True, decimal=inputs.decimal)
+        labelled, _ = read_dataset(inputs.source, model.data, (), target=True, decimal=inputs.decimal)
         if mask is None:
             mask = np.ones(inputs.records.rows, dtype=np.bool_)
         labelled = labelled.take(mask[labelled.places])

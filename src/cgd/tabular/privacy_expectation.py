@@ -73,7 +73,7 @@ def read_question(path: Path | None, records: int, given: Mapping[str, Any], mod
                 f"{path}: there are no measurements of such a training, because it has {', '.join(unlike)}. Without "
                 "the file, with --columns, --members and --epsilon, you get the figures of the default settings"
             )
-        values |= {"columns": len(settings.data.columns), "members": members, "quorum": settings.quorum}
+        values |= {"columns": len(settings.own_columns), "members": members, "quorum": settings.quorum}
         if settings.privacy is not None:
             privacy = settings.privacy
             values |= {"epsilon": privacy.epsilon, "delta": privacy.delta, "colluders": privacy.colluders}

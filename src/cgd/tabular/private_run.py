@@ -13,12 +13,14 @@ from cgd.optim.record_gradients import RecordGradients
 from cgd.reporting.run_file import DisclosedSum
 from cgd.tabular.models import build
 from cgd.tabular.privacy_expectation import expected_cost
+from cgd.tabular.sources import budget_path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.sources import TableSource
     from cgd.tabular.training import TrainingResult
 
 EVERYONE = "every participant"
@@ -46,20 +48,15 @@ def check_private(settings: TabularSettings, records: TabularDataset) -> None:
         gradients.remove()
 
 
-def budget_path(data: Path, budget: Path | None) -> Path:
-    """Return the file with the budget of the records: the named one, or the one beside them."""
-    return budget or data.with_name(f"{data.name}.budget")
-
-
 def open_ledger(
-    settings: TabularSettings, federation: str, data: Path, budget: Path | None
+    settings: TabularSettings, federation: str, data: TableSource, budget: Path | None
 ) -> tuple[PrivacyLedger, tuple[str, ...]]:
     """Return the ledger of a training with the budget of our records, and notes about the budget.
 
     Args:
         settings: the settings, with [privacy].
         federation: the federation's name, under which the training is charged.
-        data: our data file; the budget is beside it, unless `budget` names a file.
+        data: where our records are; the budget is beside a file, unless `budget` names another.
         budget: another file for the budget.
 
     Raises:

@@ -114,6 +114,10 @@ class CsvTable:
                     break
         return [found.get(row, f"row {row + 1}") for row in rows]
 
+    def remark(self, position: int) -> str:  # noqa: ARG002
+        """See `Table`."""
+        return ""
+
     def _header(self) -> tuple[str, int]:
         """Return the header, and the number of lines up to its end: lines before it count, too.
 
@@ -279,8 +283,9 @@ def _fields(count: int) -> str:
 # Common kinds of files by their first bytes.
 PARQUET = b"PAR1"
 UNSUPPORTED = {
-    b"PK\x03\x04": "an Excel workbook or another zip archive; save the sheet as CSV (UTF-8)",
-    b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV (UTF-8)",
+    b"PK\x03\x04": "a zip archive, and no Excel workbook (.xlsx); save the sheet as .xlsx or CSV (UTF-8)",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook, or one with a password; save it as .xlsx without a password, or as "
+    "CSV (UTF-8)",
     b"\xff\xfe": "text in UTF-16; save it as CSV (UTF-8)",
     b"\xfe\xff": "text in UTF-16; save it as CSV (UTF-8)",
     b"\x28\xb5\x2f\xfd": "compressed by zstd; decompress it, or use gzip",
@@ -318,6 +323,9 @@ class Table(Protocol):
 
     def locate_all(self, rows: Sequence[int]) -> list[str]:
         """Return the places of many rows; a file is read once for all of them."""
+
+    def remark(self, position: int) -> str:
+        """Return what the user should know about how the values of a column are written; mostly nothing."""
 
 
 def open_table(path: str | os.PathLike[str], wanted: Collection[str], missing: Collection[str]) -> Table:

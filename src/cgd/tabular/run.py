@@ -40,6 +40,7 @@ from cgd.tabular.private_run import open_ledger, privacy_summary
 from cgd.tabular.run_folder import RunFolder
 from cgd.tabular.run_inputs import RunOptions, read_inputs
 from cgd.tabular.run_summary import federation_info, target_summary
+from cgd.tabular.sources import check_unchanged, source_name
 from cgd.tabular.trace_writer import TraceWriter
 from cgd.tabular.training import EvalRecord, TrainingResult, train
 
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from cgd.tabular.kept_model import Keep
     from cgd.tabular.preprocessing import Preprocessing
     from cgd.tabular.settings import TabularSettings
+    from cgd.tabular.sources import TableSource
     from cgd.tabular.training import TrainingResult
 
     ShowMessage = Callable[[str], None]
@@ -77,8 +79,8 @@ class TabularRun:
         settings: data, model and training settings.
         records: our records.
         folder: the folder for the results.
-        file: the name of our data file, for the report.
-        notes: notes about the data file.
+        file: the name of the source of our records, for the report.
+        notes: notes about it.
         delta: our own δ, if not that of the federation file.
         trace_writer: records our messages for privacy attacks, if wanted.
         ledger: with [privacy], charges the budget of our records.
@@ -104,7 +106,7 @@ class TabularRun:
         cls,
         federation: Federation,
         participant: str,
-        data: Path,
+        data: TableSource,
         folder: Path,
         *,
         label: str | None = None,
@@ -123,7 +125,7 @@ class TabularRun:
         Args:
             federation: the federation file.
             participant: our name.
-            data: our CSV or Parquet file.
+            data: where our records are.
             folder: the folder for the results.
             label: see `RunOptions`, as for all others.
             delta: our own δ.
@@ -144,12 +146,14 @@ class TabularRun:
         inputs = read_inputs(federation, participant, data, options)
         settings, notes = inputs.settings, inputs.notes
         run_folder = RunFolder(folder, federation, participant)
+        if run_folder.finished_run() is None:
+            check_unchanged(data, folder, inputs.records, write=True)
         trace_writer = None if record is None else TraceWriter(record, participant, federation.name)
         ledger = None
         if settings.privacy is not None:
             ledger, more = open_ledger(settings, federation.name, data, budget)
             notes = (*notes, *more)
-        file = _text(data.name)
+        file = _text(source_name(data))
         return cls(
             federation,
             participant,

@@ -10,6 +10,7 @@ from cgd.optim.flat_vectors import CPU, check_device
 from cgd.optim.origin import check_delta
 from cgd.tabular.data_checks import find_notes
 from cgd.tabular.dataset import read_dataset
+from cgd.tabular.date_columns import rare_day_notes
 from cgd.tabular.dry_run import foresee
 from cgd.tabular.few_records import few_states, merge_notes
 from cgd.tabular.intersection import check_intersection, read_salt
@@ -18,6 +19,7 @@ from cgd.tabular.models import FUNCTION_ARGUMENTS, check_on_device
 from cgd.tabular.private_run import check_private
 from cgd.tabular.rare_values import check_rare_values
 from cgd.tabular.settings import TabularSettings
+from cgd.tabular.sources import budget_path, with_fixed_order
 from cgd.tabular.trace_writer import check_recordable
 from cgd.user_functions import check_function_named, load_function
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from cgd.federation.config import Federation
     from cgd.tabular.dataset import TabularDataset
     from cgd.tabular.kept_model import Keep
+    from cgd.tabular.sources import TableSource
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,13 @@ class RunInputs:
     keep: Keep
 
 
-def read_inputs(federation: Federation, participant: str, data: Path, options: RunOptions) -> RunInputs:
+def read_inputs(federation: Federation, participant: str, data: TableSource, options: RunOptions) -> RunInputs:
     """Check all settings, and read and check the records.
 
     Args:
         federation: the federation file.
         participant: our name.
-        data: our CSV or Parquet file.
+        data: where our records are.
         options: our options.
 
     Raises:
@@ -111,8 +114,10 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
         unit=settings.unit,
         decimal=options.decimal,
     )
+    records = with_fixed_order(data, records, settings.data, settings.own_columns)
     check_intersection(records, settings.data)
     if private:
+        budget_path(data, options.budget)
         check_private(settings, records)
     if settings.device != CPU:
         foreseen = foresee(settings, records)
@@ -120,6 +125,7 @@ def read_inputs(federation: Federation, participant: str, data: Path, options: R
     rare = check_rare_values(records, settings.data, settings.own_columns, private=private)
     if not private:
         rare += merge_notes(few_states(records, settings.data, settings.own_columns))
+        rare += tuple(rare_day_notes(records, settings.data, settings.own_columns))
     schema = settings.data
     chosen = {each.name: {*each.values.values()} for each in settings.own_columns}
     found = find_notes(records, schema.target, {**chosen, schema.target: {*schema.values.values()}})

@@ -23,21 +23,23 @@ import pyarrow
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MAX_CATEGORY_BYTES, MISSING, OTHER, RARE
+from cgd.federation.date_format import EXCEL
 from cgd.federation.privacy_section import DAYS_QUESTION, PERSONS_QUESTION, REVIEW_MARK
 from cgd.federation.toml_text import toml_key as _key
 from cgd.federation.toml_text import toml_list as _list
 from cgd.federation.toml_text import toml_text as _text
 from cgd.tabular.arrow_arrays import nested_remedy
-from cgd.tabular.cells import MissingMarkers
+from cgd.tabular.cells import USUAL_MARKERS, MissingMarkers
 from cgd.tabular.column_profile import MAX_CODES, MIN_RECORDS_OF_A_CATEGORY, ColumnProfile
 from cgd.tabular.columns import MAX_CATEGORIES
 from cgd.tabular.data_checks import looks_like_dates
 from cgd.tabular.dataset import find_columns
+from cgd.tabular.date_columns import usual_format
 from cgd.tabular.decimal_commas import check_decimal, wrong_number_error
 from cgd.tabular.headers import ADD_A_HEADER, names_a_person, record_in_header
-from cgd.tabular.identifiers import identifying_name, identifying_texts, tells_about_a_person
+from cgd.tabular.identifiers import EXCEL_DAYS, identifying_name, identifying_texts, tells_about_a_person
 from cgd.tabular.model_choice import choose_model, model_lines
-from cgd.tabular.readers import open_table
+from cgd.tabular.sources import open_source
 from cgd.tabular.written_numbers import COMMA, LIMIT, MINUS, PERCENT, POINT, THOUSANDS, UNIT
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cgd.tabular.readers import Table
+    from cgd.tabular.sources import TableSource
 
 MIN_CATEGORIES_TO_NOTE = 100
 MAX_CLASSES = 20  # a target of whole numbers with more distinct values is a regression
@@ -57,12 +60,12 @@ LIMITS = "are limits, with < or >: write a number instead, by a rule on which al
 
 
 def suggest_schema(
-    path: str | os.PathLike[str], label: str, *, private: bool = False, decimal: str | None = None
+    source: str | os.PathLike[str] | TableSource, label: str, *, private: bool = False, decimal: str | None = None
 ) -> str:
     """Return the text of `[data]` and `[model]` for a table, to paste into a federation file.
 
     Args:
-        path: a CSV or Parquet file.
+        source: a CSV, Parquet or Excel file, or another source of records.
         label: the column to predict.
         private: also suggest `[privacy]`, and list ranges, categories and classes, which it needs.
         decimal: the decimal sign of numbers, a point or a comma; None: a point, and a column of numbers with commas is
@@ -73,7 +76,7 @@ def suggest_schema(
             predict from, or has numbers with thousands separators.
     """
     check_decimal(decimal or ".")
-    table = open_table(path, [label], MISSING)
+    table = open_source(source, [label], MISSING)
     missing = MissingMarkers(MISSING)
     if record := record_in_header(table):
         raise InputError(f"{table.title} has a record in place of its header: {record}; {ADD_A_HEADER}")
@@ -88,6 +91,8 @@ def suggest_schema(
             except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid, UnicodeDecodeError):  # lists, bytes, …
                 nested[name] = nested_remedy(array.type)
     _refuse_other_signs(table, profiles, positions, missing, decimal)
+    for name, position in positions.items():
+        profiles[name].remark = table.remark(position)
     target = profiles.pop(label)
     if not target.present:
         raise InputError(f"{table.title}: no row has a label in column {label!r}; name the column to predict")
@@ -258,6 +263,8 @@ def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) ->
     if profile.id_like and profile.identifying != "dates":
         return f"# {key}: left out, all values are distinct: an ID?"
     suspicion = _suspicion(name, profile)
+    if suspicion and (written := _date_settings(profile, private)):
+        return f"# {key}: left out, {suspicion}. If it identifies nobody, write {key} = {written}"
     if suspicion:
         kind = "number" if profile.numeric else "category"
         return f'# {key}: left out, {suspicion}. If it identifies nobody, write {key} = "{kind}"'
@@ -269,7 +276,7 @@ def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) ->
         if profile.whole and 2 < count <= MAX_CODES:
             found = "few" if private else count
             return f'{key} = "category"  # {found} whole numbers: a code? For counts or measurements, write "number"'
-        remarks = list(filter(None, [_remarks(profile, private)]))
+        remarks = list(filter(None, [_remarks(profile, private), profile.remark]))
         if profile.may_be_days:
             remarks.append(f"{DAYS_QUESTION}; {REVIEW_MARK}")
         return f'{key} = "number"' + (f"  # {'; '.join(remarks)}" if remarks else "")
@@ -286,6 +293,22 @@ def _type_line(name: str, profile: ColumnProfile, nested: str, private: bool) ->
     if profile.may_name_persons:
         notes.append(f"{PERSONS_QUESTION}; {REVIEW_MARK}")
     return f'{key} = "category"' + (f"  # {'; '.join(notes)}" if notes else "")
+
+
+def _date_settings(profile: ColumnProfile, private: bool) -> str:
+    """Return the settings of a column of dates, with a comment if its dates can be read in two ways; or nothing."""
+    texts = [text for text in profile.texts if not USUAL_MARKERS.fullmatch(text)]
+    if profile.numeric and profile.identifying != "dates":
+        return ""
+    formats = usual_format([*texts, *(f"{number:.0f}" for number in profile.numbers)])
+    if formats is None:
+        if not profile.numeric or not EXCEL_DAYS[0] <= profile.lowest <= profile.highest <= EXCEL_DAYS[1]:
+            return ""
+        formats = (EXCEL,)
+    settings = ['type = "date"', *(f"format = {_text(each)}" for each in formats[:1])]
+    settings += ['range = ["FIRST", "LAST"]'] if private else []
+    others = ", ".join(map(_text, formats[1:]))
+    return f"{{ {', '.join(settings)} }}{f' (or format = {others}: they can be read both ways)' if others else ''}"
 
 
 def _is_id(name: str, profile: ColumnProfile) -> bool:

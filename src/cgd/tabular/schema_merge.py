@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgd.errors import InputError
 from cgd.federation.data_schema import MISSING, Column, Data, parse_schema
+from cgd.federation.date_format import day_text
 from cgd.federation.intersection_section import Intersection
 from cgd.federation.model_section import Model
 from cgd.federation.privacy_section import QUESTIONS, REVIEW_MARK, PrivacySection
@@ -278,11 +279,13 @@ def _left_out_line(name: str, found: Sequence[Suggestion]) -> str:
 
 
 def _column_value(column: Column) -> str:
-    settings = {
+    settings: dict[str, Any] = {
         each.name: getattr(column, each.name)
         for each in fields(Column)
-        if each.name == "type" or getattr(column, each.name) not in (None, (), {}, column.name)
+        if each.name == "type" or getattr(column, each.name) not in (None, (), {}, "", column.name)
     }
+    if column.type == "date" and column.range is not None:
+        settings["range"] = tuple(map(day_text, column.range))
     if column.values:
         del settings["categories"]  # those that the mapping gives
     if settings.keys() == {"type"}:

@@ -83,8 +83,9 @@ class TabularSettings:
 
     @property
     def own_columns(self) -> tuple[Column, ...]:
-        """The columns of the table that this participant holds."""
-        return self.data.columns if self.columns == 1 else self.data.held_by(self.column)
+        """The columns of numbers and categories that this participant holds; a date becomes several."""
+        held = self.data.columns if self.columns == 1 else self.data.held_by(self.column)
+        return tuple(part for each in held for part in each.input_columns)
 
     @property
     def vertical(self) -> bool:
