@@ -84,7 +84,7 @@ def test_scheduler_that_follows_losses_does_not_continue_in_a_loop_over_steps(
 
 
 @pytest.mark.parametrize("mode", ["StepLR", "OneCycleLR", "batches with StepLR"])
-def test_scheduler_that_was_not_set_after_a_restart_is_reported_before_anything_is_shared(
+def test_scheduler_that_was_not_set_after_a_restart_is_reported_before_anything_is_opened(
     mode: str, federation: InProcessFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = ModeTraining(mode, "steps")
