@@ -36,7 +36,7 @@ def step_errors(build: Callable[[Peers], ConfinedOptimizer], steps: int = 1) -> 
                 return str(error)
         return "no error"
 
-    with local_peers(3) as members:
+    with local_peers(3, timeout=60) as members:
         return members.run(work)
 
 
