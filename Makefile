@@ -56,6 +56,7 @@ bench: .venv/installed  ## measure the cost of sums, noise, clipped gradients, s
 	$(BIN)/python benchmarks/simulation.py
 	$(BIN)/python benchmarks/record_gradients.py
 	$(BIN)/python benchmarks/federation.py
+	$(BIN)/python benchmarks/round_trips.py
 	$(BIN)/python benchmarks/tables.py
 
 ray-bench: .venv/installed-dev  ## measure the cost of a step on Ray workers of this machine, as ratios, and the terms of larger simulations

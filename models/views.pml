@@ -30,6 +30,8 @@
    NOT MODELLED
    - Numbers. A total is identified by its attempt: the adversary chooses its addend again in every attempt. If it sends
      different statements to two members within one attempt, the digests in the Confirms differ and no key is revealed.
+     Masked vectors: the adversary may have all of them when it sends Ready, since their first slices follow the Ready of
+     their members. It reads nothing without all keys, and of these the model has the steps.
    - Forged signatures and guessed keys. Messages between honest members are neither lost nor forged, but may be late.
    - Other reports of the adversary. It never objects to its own certificates, and a report that does only delays
      others, as does a report of more finished sums than at first.

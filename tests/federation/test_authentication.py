@@ -17,6 +17,7 @@ from cgd.errors import InputError, PeerTimeoutError, TransportError
 from cgd.federation import config
 from cgd.federation.keys import Keys
 from cgd.federation.member import FederationMember
+from cgd.secagg import codec
 from cgd.transport import routes, state_log
 from support.federations import ProcessFederation
 from support.ports import free_port
@@ -234,6 +235,28 @@ def test_different_version_of_the_link_protocol_is_rejected(
     assert f"cgd: refused an incompatible message from bob ({there})" in other.stderr
     here = "version 2 of the link, ours is 1; install the same cgd"
     expect_line(caplog, f"refused an incompatible message from ada ({here})")
+    assert reported(bob, "ada")[0] == "missing"
+
+
+def test_different_version_of_the_messages_is_rejected(
+    federation: JoinableFederation, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = "import cgd.secagg.codec as codec; codec.VERSION = 2; from cgd.cli import main; main()"
+    options = ["join", str(federation.path), "--as", "ada", "--run", "summing:once", "--timeout", "4"]
+    bob = federation.join("bob")
+    other = subprocess.run(
+        [sys.executable, "-c", program, *options],
+        cwd=federation.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert other.returncode == 3
+    there = f"bob: uses protocol version {codec.VERSION}, this member uses 2; install the same cgd"
+    assert f"cgd: refused a frame from bob ({there})" in other.stderr
+    here = f"ada: uses protocol version 2, this member uses {codec.VERSION}; install the same cgd"
+    expect_line(caplog, f"refused a frame from ada ({here})")
     assert reported(bob, "ada")[0] == "missing"
 
 

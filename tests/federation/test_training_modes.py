@@ -70,7 +70,7 @@ def test_column_killed_between_its_sum_and_everyones_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("mode", ["StepLR", "OneCycleLR", "batches with StepLR"])
-def test_scheduler_that_was_not_set_after_a_restart_is_reported_before_anything_is_shared(
+def test_scheduler_that_was_not_set_after_a_restart_is_reported_before_anything_is_opened(
     mode: str, federation: InProcessFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = ModeTraining(mode, "steps")

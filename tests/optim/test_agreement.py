@@ -36,12 +36,12 @@ def step_errors(build: Callable[[Peers], ConfinedOptimizer], steps: int = 1) -> 
                 return str(error)
         return "no error"
 
-    with local_peers(3) as members:
+    with local_peers(3, timeout=60) as members:
         return members.run(work)
 
 
 @pytest.mark.parametrize("odd", [{"lr": 0.1}, {"momentum": 0.5}])
-def test_different_options_are_reported_before_anything_is_shared(odd: dict[str, Any]) -> None:
+def test_different_options_are_reported_before_anything_is_opened(odd: dict[str, Any]) -> None:
     def build(peers: Peers) -> ConfinedOptimizer:
         settings = {"lr": 0.5, **(odd if peers.me == "participant-3" else {})}
         return ConfinedSGD([nn.Parameter(torch.zeros(1))], peers=peers, samples=1, **settings)

@@ -87,7 +87,7 @@ def test_mean_update_of_local_steps_is_clipped() -> None:
         assert members.run(work) == pytest.approx([-0.5] * 3)
 
 
-def test_different_max_norm_is_reported_before_anything_is_shared() -> None:
+def test_different_max_norm_is_reported_before_anything_is_opened() -> None:
     def work(peers: Peers) -> str:
         (parameter,) = parameters(1)
         max_norm = {"participant-1": 1, "participant-2": 1.0}.get(peers.me)

@@ -232,7 +232,7 @@ def test_layers_do_not_change_while_sums_are_in_progress() -> None:
         run(train)
 
 
-def test_another_delay_is_reported_before_anything_is_shared() -> None:
+def test_another_delay_is_reported_before_anything_is_opened() -> None:
     def train(peers: Peers) -> None:
         model, delay = small_model(peers), 2 if peers.me == "bob" else 1
         optimizer = cgd.ConfinedSGD(

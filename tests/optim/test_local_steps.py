@@ -153,7 +153,7 @@ def failures(work: Callable[[Peers], object]) -> list[str]:
         return members.run(caught)
 
 
-def test_member_with_gradients_among_updates_is_reported_before_anything_is_shared() -> None:
+def test_member_with_gradients_among_updates_is_reported_before_anything_is_opened() -> None:
     def work(peers: Peers) -> None:
         model = Network()
         confine(model, start="zeros")

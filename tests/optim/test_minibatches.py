@@ -210,7 +210,7 @@ def test_worker_processes_of_a_loader_do_not_change_the_batches() -> None:
         work(members[0])
 
 
-def test_different_numbers_of_batches_are_reported_before_anything_is_shared() -> None:
+def test_different_numbers_of_batches_are_reported_before_anything_is_opened() -> None:
     def work(peers: Peers) -> str:
         parameter = nn.Parameter(torch.zeros(1))
         optimizer = ConfinedSGD([parameter], lr=0.1, peers=peers, samples=10)

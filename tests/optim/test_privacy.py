@@ -252,7 +252,7 @@ def test_few_records_and_strong_privacy_raise_no_error() -> None:
 @pytest.mark.parametrize(
     "odd", [{"epsilon": 19.0}, {"delta": 2e-5}, {"clip": 0.6}, {"steps": 3}, {"colluders": 2}, {"reruns": 6}]
 )
-def test_different_settings_of_one_member_are_reported_before_anything_is_shared(odd: dict[str, Any]) -> None:
+def test_different_settings_of_one_member_are_reported_before_anything_is_opened(odd: dict[str, Any]) -> None:
     def work(peers: Peers) -> tuple[str, str, int, float]:
         model, member = begin(peers, samples=8, **(odd if peers.me == "participant-2" else {}))
         x, y = data(1)
@@ -267,7 +267,7 @@ def test_different_settings_of_one_member_are_reported_before_anything_is_shared
         assert (openings, sums) == (0, 0)
 
 
-def test_member_without_privacy_is_reported_before_anything_is_shared() -> None:
+def test_member_without_privacy_is_reported_before_anything_is_opened() -> None:
     def work(peers: Peers) -> int:
         model, member = begin(peers, samples=8)
         if peers.me == "participant-2":

@@ -135,7 +135,7 @@ def test_saved_origin_belongs_to_its_start(tmp_path: Path) -> None:
             origin.apply(other)
 
 
-def test_members_with_different_starts_share_nothing() -> None:
+def test_members_with_different_starts_open_nothing() -> None:
     def train(peers: cgd.Peers, seed: int) -> int:
         model = build("linear", seed)
         confine(model, seed=peers.seed)
@@ -218,7 +218,7 @@ def first_step(build_model: Callable[[Any], nn.Module], odd: Any, usual: Any = N
 
 
 @pytest.mark.parametrize("odd", [{"layer": 1.5}, {"stored": 2.5}])
-def test_members_with_other_frozen_layers_or_buffers_share_nothing(odd: dict[str, float]) -> None:
+def test_members_with_other_frozen_layers_or_buffers_open_nothing(odd: dict[str, float]) -> None:
     for error in first_step(lambda own: Pretrained(**own), odd, {}):
         assert "participant-3: " in error
         assert error.endswith("persistent=False of register_buffer for values of a member alone")

@@ -167,7 +167,7 @@ def test_different_options_are_reported() -> None:
     assert all("adjust_lr_fn 'original'" in error and "adjust_lr_fn None" in error for error in errors)
 
 
-def test_state_that_drifted_is_reported_before_anything_is_shared() -> None:
+def test_state_that_drifted_is_reported_before_anything_is_opened() -> None:
     def build(peers: Peers, parameter: nn.Parameter) -> ConfinedTorchOptimizer:
         return ConfinedTorchOptimizer([parameter], torch.optim.AdamW, peers=peers, samples=1, lr=0.1)
 

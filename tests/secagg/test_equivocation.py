@@ -21,6 +21,7 @@ from cgd.secagg.messages import (
     JournalPosition,
     Message,
     Ready,
+    RevealKey,
     SignedEvidence,
     Subtotal,
     Total,
@@ -225,21 +226,28 @@ def test_recipient_of_a_wrong_subtotal_is_not_accused() -> None:
 
 
 def test_recipient_of_a_forged_total_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dishonest aggregator answers one member at once, and sends the other no Ready."""
+    """The dishonest aggregator sends one member a total at once, and the other nothing."""
     settings = replace(summing_program.gradient_spec(), opening="aggregator", aggregator=ADVERSARY)
     monkeypatch.setattr(summing_program, "gradient_spec", lambda: settings)
     simulation = DirectedSimulation(sums=1)
-    simulation.alter = lambda to, frame: None if to == "b" and isinstance(frame.message, Ready) else frame.message
+    simulation.alter = lambda to, frame: (
+        None if to == "b" and isinstance(frame.message, Ready | Total | Confirm | RevealKey) else frame.message
+    )
     deliver = simulation.deliver
 
-    def answer_at_once(sender: str, to: str, data: bytes) -> None:
-        frame = from_bytes(data, sender)
-        if to == ADVERSARY and sender == "a" and isinstance(frame.message, Subtotal):
-            simulation.inject("a", frame.session, Total(0, bytes(4 * summing_program.SIZE)), frame.number)
-        deliver(sender, to, data)
+    confirmed = []
 
-    monkeypatch.setattr(simulation, "deliver", answer_at_once)
+    def add_total(sender: str, to: str, data: bytes) -> None:
+        frame = from_bytes(data, sender)
+        deliver(sender, to, data)
+        if sender == ADVERSARY and to == "a" and isinstance(frame.message, Ready):
+            simulation.inject("a", frame.session, Total(0, bytes(4 * summing_program.SIZE)), frame.number)
+        if sender == "a" and to == "b" and isinstance(frame.message, Confirm):
+            confirmed.append(frame)
+
+    monkeypatch.setattr(simulation, "deliver", add_total)
     simulation.settle()
+    assert len(confirmed) == 1
     for me in simulation.honest:
         assert not isinstance(simulation.programs[me].stopped, RemoteProtocolError)
 

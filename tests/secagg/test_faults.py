@@ -68,7 +68,9 @@ def test_member_names_must_be_unique_and_include_this_member() -> None:
         ({"opening": "aggregator", "aggregator": "p0"}, "opening 'aggregator'"),
     ],
 )
-def test_all_members_report_different_settings_before_sharing(change: dict[str, object], error_text: str) -> None:
+def test_all_members_report_different_settings_before_anything_is_opened(
+    change: dict[str, object], error_text: str
+) -> None:
     members = sessions(3)
     deviating = replace(spec(4), **change)  # type: ignore[arg-type]
     for name, session in members.items():
@@ -84,7 +86,7 @@ def test_all_members_report_different_settings_before_sharing(change: dict[str, 
         assert ("this member's settings" in str(error)) == (name == "p1")
         with pytest.raises(SettingsError, match=error_text):
             raise error
-    assert {message_type(frame) for _, _, frame in network.delivered} == {Ready, Abort}
+    assert {message_type(frame) for _, _, frame in network.delivered} == {Ready, Subtotal, Abort}
 
 
 def test_all_members_name_the_same_member_without_a_majority() -> None:
@@ -230,14 +232,11 @@ def test_frames_of_another_session_and_unknown_senders_are_rejected() -> None:
 
 def test_vector_of_wrong_length_is_rejected() -> None:
     members = started()
-    network = Network(members, random.Random(0))
-    network.run(until=lambda: any(message_type(frame) is Subtotal and to == "p0" for _, to, frame in network.in_flight))
-    sender, to, frame = next(
-        each for each in network.in_flight if each[1] == "p0" and message_type(each[2]) is Subtotal
-    )
-    longer = frame[:40] + (len(frame) - 48 + 4).to_bytes(8, "little") + frame[48:] + bytes(4)
-    with pytest.raises(RemoteProtocolError, match=f"{sender}: sent a Subtotal of 12 bytes from element 0 on, not 8"):
-        members[to].receive(sender, longer)
+    ready, subtotal = (frame for to, frame in iter(members["p1"].next_outgoing, None) if to == "p0")
+    longer = subtotal[:40] + (len(subtotal) - 48 + 4).to_bytes(8, "little") + subtotal[48:] + bytes(4)
+    members["p0"].receive("p1", ready)
+    with pytest.raises(RemoteProtocolError, match="p1: sent a Subtotal of 12 bytes from element 0 on, not 8"):
+        members["p0"].receive("p1", longer)
 
 
 def test_only_a_reducer_receives_subtotals_and_sends_totals() -> None:

@@ -24,6 +24,7 @@ from cgd.secagg.messages import (
     Hello,
     JournalRequest,
     KeyShare,
+    Ready,
     Reason,
     RevealKey,
 )
@@ -379,5 +380,6 @@ def test_messages_of_a_quorum_are_rejected_without_one() -> None:
     with pytest.raises(RemoteProtocolError, match="b: sent its part in a sum of 'everyone', and should not"):
         program.membership.receive("b", to_bytes(Frame(program.membership.view, 0, CompleteSum("everyone", b"[]"))))
     program.membership.receive("b", to_bytes(Frame(bytes(16), 0, Attendance(1, ("a",), bytes(32), (), begun=True))))
+    program.membership.receive("b", to_bytes(Frame(session, 1, Ready(spec(SIZE), bytes(32)))))
     program.membership.receive("b", to_bytes(Frame(session, 1, KeyShare(bytes(17)))))
     assert "there is no quorum" in str(program.group.pending.fault)  # type: ignore[union-attr]

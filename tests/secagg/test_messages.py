@@ -102,7 +102,7 @@ def test_frame_with_a_changed_byte_is_read_or_raises_a_frame_error(frame: Frame,
     ("offset", "value", "error_text"),
     [
         (0, 0x58, "not a frame of cgd"),
-        (3, 9, "uses protocol version 9, this member uses 2"),
+        (3, 9, "uses protocol version 9, this member uses 3"),
         (4, 99, "unknown kind 99"),
         (32, 1, "it is not a slice, but has the start 1"),
     ],

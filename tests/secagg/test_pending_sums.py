@@ -8,7 +8,7 @@ import pytest
 
 from cgd.errors import LocalProtocolError, PeerAbortedError
 from cgd.secagg.codec import from_bytes
-from cgd.secagg.messages import Goodbye, Ready, Reason, RevealKey
+from cgd.secagg.messages import Goodbye, Ready, Reason, RevealKey, Subtotal
 from support.member_simulation import SIZE, MemberSimulation, addend, expected_total, totals_of
 from support.wire import spec
 
@@ -127,7 +127,7 @@ def test_abandoned_sum_is_not_started_again_after_the_goodbye() -> None:
 
 
 def test_goodbye_does_not_overtake_a_ready() -> None:
-    """c did not read, so the Ready of an abandoned sum has not been sent to it."""
+    """c did not read, so what belongs to the Ready of an abandoned sum has not been sent to it."""
     simulation = MemberSimulation.idle()
     simulation.exchange()
     program = simulation.programs["b"]
@@ -137,4 +137,4 @@ def test_goodbye_does_not_overtake_a_ready() -> None:
     while program.membership.next_outgoing(blocked={"c"}) is not None:
         pass
     sent = [from_bytes(data, "b").message for _, data in iter(program.membership.next_outgoing, None)]
-    assert [type(each) for each in sent] == [Ready, Goodbye]
+    assert [type(each) for each in sent] == [Ready, Subtotal, Goodbye]

@@ -15,7 +15,16 @@ from cgd.secagg.codec import Frame, to_bytes
 from cgd.secagg.completion import find_open_sums
 from cgd.secagg.journal import Journal
 from cgd.secagg.key_shares import deal, recover
-from cgd.secagg.messages import Attendance, CompleteSum, Confirm, KeyShare, PositionsGathered, RevealKey
+from cgd.secagg.messages import (
+    Attendance,
+    CompleteSum,
+    Confirm,
+    KeyShare,
+    PositionsGathered,
+    Ready,
+    RevealKey,
+    Subtotal,
+)
 from cgd.secagg.positions import GroupPosition, OpenStep, Participation
 from support import summing_program
 from support.ideal import ideal_cryptography
@@ -478,6 +487,42 @@ def test_training_stops_if_a_member_of_a_sum_that_may_have_been_opened_is_remove
         assert isinstance(program.stopped, LocalProtocolError)
         assert "may have been revealed with the members a, b, c, d, e" in str(program.stopped)
     simulation.observations.check()
+
+
+def test_step_whose_place_a_count_has_taken_is_repeated_before_another_one_comes_back() -> None:
+    """As above, but a, b and c are killed again when they have counted, before they have repeated their step.
+
+    The count has taken the place of their pending reveals. So d sums with them, and they refuse: their records of the
+    step name other members.
+    """
+    simulation = DirectedQuorum(count=4, quorum=3, sums=1)
+    simulation.exchange()
+    simulation.kill("d")
+    for program in simulation.programs.values():
+        program.sums = 2
+
+    def is_of_the_step(sender: str, message: object) -> bool:
+        reveal = simulation.programs[sender].journal.pending_reveal
+        return isinstance(message, RevealKey) and reveal is not None and reveal.index == 3
+
+    simulation.lost = lambda sender, _to, message: is_of_the_step(sender, message)
+    simulation.exchange(ticks=15)
+    pending = [each.journal.pending_reveal for each in simulation.programs.values()]
+    assert [each is not None and each.index for each in pending] == [3] * 3
+    simulation.remove(*"abc")
+    simulation.sums = 2
+    simulation.lost = lambda sender, _to, message: (
+        isinstance(message, Ready | KeyShare | Subtotal) and len(simulation.programs[sender].journal) == 4
+    )
+    for me in "abc":
+        simulation.start(me)
+    simulation.exchange(ticks=15)
+    simulation.remove(*"abc")
+    simulation.lost = lambda *_: False
+    for me in "abcd":
+        simulation.start(me)
+    simulation.exchange(ticks=15)
+    assert [each.stopped for each in simulation.programs.values()] == [None] * 4
 
 
 def test_nothing_is_handed_out_without_a_proof_that_all_confirmed() -> None:

@@ -71,10 +71,10 @@ class Observations:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record every sum of honest members."""
-        add_to, start, share, reveal = (
+        add_to, start, start_reduction, reveal = (
             PairwiseMasks.add_to,
             secure_sum.SecureSum.start,
-            secure_sum.SecureSum._share,
+            secure_sum.SecureSum._start_reduction,
             secure_sum.SecureSum._reveal,
         )
         current: list[Observation] = []
@@ -89,13 +89,13 @@ class Observations:
                 this.observation = found  # type: ignore[attr-defined]
             start(this, settings, secret, terms, *hooks)
 
-        def recorded_share(this: SecureSum) -> None:
+        def recorded_reduction(this: SecureSum) -> None:
             observation = getattr(this, "observation", None)
             if observation is not None:
                 attempt = this.agreement._statement_signer.slot(0), this.number
                 self.attempts.setdefault(attempt, {})[this.me] = observation
                 current[:] = [observation]
-            share(this)
+            start_reduction(this)
             current.clear()
 
         def recorded_add(this: PairwiseMasks, words: npt.NDArray[Any], position: int) -> None:
@@ -114,7 +114,7 @@ class Observations:
         with (
             patch.object(PairwiseMasks, "add_to", recorded_add),
             patch.object(secure_sum.SecureSum, "start", recorded_start),
-            patch.object(secure_sum.SecureSum, "_share", recorded_share),
+            patch.object(secure_sum.SecureSum, "_start_reduction", recorded_reduction),
             patch.object(secure_sum.SecureSum, "_reveal", recorded_reveal),
         ):
             yield

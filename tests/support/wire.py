@@ -1,4 +1,4 @@
-"""A simulated network: frames arrive in any order, twice, late, early, or changed."""
+"""A simulated network: frames of different members arrive in any order, and all of them twice, late, or changed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def ring_total(secrets: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 class Network:
-    """Delivers the frames of sessions, also to and from the hub, one at a time in an order that `rng` decides."""
+    """Delivers the frames of sessions, also to and from the hub, one at a time in an order that `rng` decides.
+
+    As every transport, it keeps the order of the frames from one to another; but it may repeat them later.
+    """
 
     def __init__(self, members: dict[str, Session], rng: random.Random, duplicates: float = 0.0) -> None:
         self.members = members
@@ -80,10 +83,11 @@ class Network:
                 self.in_flight.append((sender, *outgoing))
 
     def deliver_one(self) -> None:
-        i = self.rng.randrange(len(self.in_flight))
-        sender, to, frame = self.in_flight[i]
-        if self.rng.random() >= self.duplicates:  # otherwise it stays in flight and arrives again
-            self.in_flight.pop(i)
+        chosen = self.rng.choice(self.in_flight)
+        sender, to, frame = next(each for each in self.in_flight if each[:2] == chosen[:2])
+        self.in_flight.remove((sender, to, frame))
+        if self.rng.random() < self.duplicates:
+            self.in_flight.append((sender, to, frame))
         self.delivered.append((sender, to, frame))
         if to == HUB:
             members, total = self.aggregator.receive(sender, frame) or ((), b"")

@@ -56,7 +56,7 @@ def trainable(*groups: ParameterGroup) -> list[torch.Tensor]:
 class StepContext:
     """A description of everything that must be equal at all members for the displacements to stay equal.
 
-    Members compare it before they share anything, so a different lr, a missed step or a wrong checkpoint is reported at
+    Members compare it before they open anything, so a different lr, a missed step or a wrong checkpoint is reported at
     once. It contains only what all members know anyway: options that a user adds to a group are not part of it.
 
     Attributes:

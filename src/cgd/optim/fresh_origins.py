@@ -9,7 +9,7 @@ start + origin + D, with the constant origin that the participant would have wit
 So the parameters hold the weights of the next step most of the time, and those of the confined model after
 `cgd.optim.evaluation_mode.EvaluationMode.eval`.
 
-All members use fresh origins, or none: they compare it before they share a gradient.
+All members use fresh origins, or none: they compare it before they open a sum.
 """
 
 from __future__ import annotations

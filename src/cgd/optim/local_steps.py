@@ -16,7 +16,7 @@ What a program must do:
   could not repeat it.
 - **Draw batches and dropout from `peers.seed` and the number of the round**, so that a round that is repeated after a
   restart has the same update.
-- **Use local steps at all members in the same rounds.** Members compare this before they share anything. The number of
+- **Use local steps at all members in the same rounds.** Members compare this before they open anything. The number of
   local steps, their batches and their step size are each member's own choice.
 
 - **Give all parameters that a local step moves to the confined optimiser.** Others are neither summed nor put back, and

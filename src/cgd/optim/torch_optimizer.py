@@ -3,7 +3,7 @@
 It reads opened sums and the displacement only, which all members have, so every member takes the same step, as long as
 torch computes the same bits everywhere. That is not certain: torch's optimisers use operations that one processor
 rounds once and another twice. Members compare a digest of the displacement and of the optimiser's state before every
-sum, so a difference is an error before anything more is shared. `ConfinedSGD` and `ConfinedAdam` have the same bits on
+sum, so a difference is an error before anything more is opened. `ConfinedSGD` and `ConfinedAdam` have the same bits on
 every machine.
 
 Each parameter is moved by an optimiser of its own, built anew for each step from the options and the state of the

@@ -123,7 +123,7 @@ class SumAgreement:
 
 
 def check_settings(me: PeerId, specs: Mapping[PeerId, SumSpec]) -> None:
-    """Check that all members have the same settings; nothing is shared before.
+    """Check that all members have the same settings; nothing can be read before.
 
     Raises:
         SettingsError: the settings differ; the error names the first member that deviates from the majority.
@@ -142,7 +142,7 @@ def check_settings(me: PeerId, specs: Mapping[PeerId, SumSpec]) -> None:
 
 
 def check_terms(me: PeerId, terms: Mapping[PeerId, bytes]) -> None:
-    """Check that all members are at the same position of the same history; nothing is shared before.
+    """Check that all members are at the same position of the same history; nothing can be read before.
 
     Raises:
         SettingsError: the terms differ; the error names the first member that deviates from the majority.

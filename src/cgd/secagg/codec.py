@@ -64,7 +64,7 @@ from cgd.secagg.messages import (
     Total,
 )
 
-VERSION = 2
+VERSION = 3
 MAX_DIMENSIONS = 64
 MAX_TERMS_BYTES = 4096
 MAX_ATTENDANCE = 1 << 39

@@ -72,10 +72,10 @@ WEIGHT_DIGIT_BITS = 4
 
 @dataclass(frozen=True)
 class SumSpec:
-    """The settings that all members of one sum must agree on before anything is shared.
+    """The settings that all members of one sum must agree on before anything is opened.
 
     `context` is any other text that must be the same for all members. An optimiser uses its settings and a digest of
-    the displacement, so that members with different displacements are detected before they share.
+    the displacement, so that members with different displacements are detected before anything is opened.
     """
 
     shape: tuple[int, ...]

@@ -37,6 +37,7 @@ MIN_MEMBERS = 3
 # Elements in one message. Encrypted channels were fastest with a mebibyte of 32-bit words, and it is small enough to
 # bound the memory for unrequested data.
 SLICE_ELEMENTS = 1 << 18
+MAX_SLICE_BYTES = SLICE_ELEMENTS * max(dtype.itemsize for dtype in WORD_TYPES.values())
 
 
 def check_members(me: PeerId, members: Collection[PeerId]) -> None:
@@ -146,7 +147,10 @@ class Reduction(Protocol):
     """One member's side of the computation of the masked total."""
 
     def start(self, subtotal: npt.NDArray[Any]) -> None:
-        """Start with our masked subtotal."""
+        """Send the first slice of each part of our masked subtotal."""
+
+    def proceed(self) -> None:
+        """Send everything else: all members are ready with the same settings."""
 
     def is_duplicate(self, sender: PeerId, message: Subtotal | Total) -> bool:
         """Return whether this slice was received before."""
@@ -218,18 +222,16 @@ class MemberReduction:
         self._received: dict[type[Slice], dict[PeerId, set[int]]] = {
             kind: {peer: set() for peer in self._others} for kind in (Subtotal, Total)
         }
-        self._reduced: int | None = None  # slices of our part whose totals were sent; None before `start`
+        self._reduced: int | None = None  # slices of our part whose totals were sent; None before `proceed`
 
     def start(self, subtotal: npt.NDArray[Any]) -> None:
-        """Send every reducer its part: the first slice of each part, then the second of each."""
-        for row in zip_longest(*self._slices.values()):
-            for reducer, part in zip(self._slices, row, strict=True):
-                if part is None:
-                    continue
-                if reducer == self._me:
-                    np.add(self._total[part], subtotal[part], out=self._total[part])
-                else:
-                    self._send(reducer, Subtotal(part.start, as_bytes(subtotal[part])))
+        """Send every reducer the first slice of its part."""
+        self._subtotal = subtotal
+        self._send_slices({reducer: found[:1] for reducer, found in self._slices.items()})
+
+    def proceed(self) -> None:
+        """Send every reducer the rest of its part: the second slice of each part, then the third of each."""
+        self._send_slices({reducer: found[1:] for reducer, found in self._slices.items()})
         self._reduced = 0
         self._send_totals()
 
@@ -270,6 +272,16 @@ class MemberReduction:
         """Return the SHA-256 digest of the masked total."""
         return self._digest.digest()
 
+    def _send_slices(self, found: dict[PeerId, list[slice]]) -> None:
+        for row in zip_longest(*found.values()):
+            for reducer, part in zip(found, row, strict=True):
+                if part is None:
+                    continue
+                if reducer == self._me:
+                    np.add(self._total[part], self._subtotal[part], out=self._total[part])
+                else:
+                    self._send(reducer, Subtotal(part.start, as_bytes(self._subtotal[part])))
+
     def _send_totals(self) -> None:
         """Send the total of every slice of our part that was received from all peers."""
         if self._reduced is None:
@@ -306,11 +318,17 @@ class HubReduction:
         self._received: set[int] = set()
         self._sent_by_hub: set[int] = set()  # the received slices that the present incarnation of the hub has sent
         self._deposited = 0
+        self._all_ready = False
 
     def start(self, subtotal: npt.NDArray[Any]) -> None:
-        """Deposit our subtotal with its MAC tags."""
+        """Deposit the first slice of our subtotal with its MAC tags."""
         self._subtotal = subtotal
         self._tags = self._mac.tags(self._me, subtotal)
+        self._deposit()
+
+    def proceed(self) -> None:
+        """Deposit the other slices."""
+        self._all_ready = True
         self._deposit()
 
     def is_duplicate(self, sender: PeerId, message: Subtotal | Total) -> bool:
@@ -363,7 +381,8 @@ class HubReduction:
         """Deposit the next slices, at most `MAX_SLICES_AHEAD` ahead of the totals that the hub has sent."""
         if self._subtotal is None:
             return
-        while self._deposited < len(self._slices) and self._deposited < len(self._sent_by_hub) + MAX_SLICES_AHEAD:
+        limit = len(self._sent_by_hub) + MAX_SLICES_AHEAD if self._all_ready else 1
+        while self._deposited < min(limit, len(self._slices)):
             part = self._slices[self._deposited]
             size = self._subtotal.size
             words = self._subtotal[part]

@@ -4,9 +4,11 @@ Every member l holds a secret vector x_l of the ring. At the end every member ho
 
 The rules:
 
-1. No member shares before all members are ready with the same settings and, in a federation, at the same position of
-   the same history (`Ready`, a barrier). If they differ, every member detects it once it has the `Ready` of all, and
-   all members name the same deviating one.
+1. Every member announces its settings and, in a federation, its position in the history (`Ready`). If they differ,
+   every member detects it once it has the `Ready` of all, and all members name the same deviating one: the sum fails,
+   and what was sent of it stays masked. Before that, a member sends a peer the beginning of the sum at most: its
+   `Ready`, a share of its key (with a quorum), and with pairwise masks the first slice of its masked vector. All else
+   is sent after this barrier, which bounds the memory of a peer that has not started the sum.
 2. A member's subtotal is its secret combined with shares or masks. `uniform`: it splits its secret into shares, keeps
    one, sends every peer another (`Share`), and adds the shares it receives. `pairwise`: it adds the pairwise masks that
    it shares with its peers, which are not sent. It also adds a self-mask, whose key it keeps secret for now.
@@ -145,6 +147,7 @@ class SecureSum:
         self._key = random(SELF_MASK_KEY_BYTES)
         self._key_shares: dict[PeerId, bytes] = {}  # our share of each member's self-mask key
         self._shared: dict[PeerId, set[int]] = {peer: set() for peer in self.others}  # starts of the received shares
+        self._early: dict[PeerId, Subtotal] = {}  # the first slices that we received before we started
         self._outbox: Outbox[Callable[[], Message]] = Outbox()
 
     # Called by a driver.
@@ -219,7 +222,7 @@ class SecureSum:
 
     def resend(self) -> None:
         """Deposit everything again after the hub lost it, while another member may still need the total."""
-        if self.state in (State.REDUCING, State.CONFIRMING):
+        if self.state in (State.PREPARING, State.SHARING, State.REDUCING, State.CONFIRMING):
             self._outbox.discard(lambda to, _: to == HUB)
             self._reduction.resend()
 
@@ -268,6 +271,8 @@ class SecureSum:
                 return start in self._shared.get(sender, ())
             case KeyShare():
                 return sender in self._key_shares
+            case Subtotal() if self.state is State.IDLE:
+                return sender in self._early
             case Subtotal() | Total() if self.state is not State.IDLE:
                 return self._reduction.is_duplicate(sender, message)
             case Confirm():
@@ -277,6 +282,8 @@ class SecureSum:
         return False
 
     def _process(self, sender: PeerId, message: Message) -> None:
+        if sender not in (HUB, *self.agreement.readies) and not isinstance(message, (Ready, Abort)):
+            raise RemoteProtocolError(sender, f"sent {type(message).__name__} of sum {self.number} before its Ready")
         match message:
             case Abort(reason):
                 fault = PeerAbortedError(sender, f"aborted sum {self.number}: {reason.text}")
@@ -294,8 +301,11 @@ class SecureSum:
                     )
                 add_slice(sender, message, slice(0, self._subtotal.size), self._subtotal)
                 self._shared[sender].add(message.start)
+            case Subtotal() if self.state is State.IDLE:
+                self._early[sender] = message
             case Subtotal() | Total():
-                self._reduction.receive(sender, message)
+                if sender == HUB or self.agreement.readies[sender].spec == self._spec:  # if not, the sum will fail
+                    self._reduction.receive(sender, message)
             case KeyShare(share):
                 if self._quorum is None:
                     raise RemoteProtocolError(sender, "sent a KeyShare, but there is no quorum")
@@ -331,14 +341,20 @@ class SecureSum:
         match self.state:
             case State.PREPARING:
                 self._send_to_all(self.agreement.readies[self.me])
+                self._deal_key_shares()
+                if self._pairwise:
+                    self._start_reduction()
+                while self._early:
+                    self._process(*self._early.popitem())
             case State.SHARING:
                 self.agreement.check_readies()
                 self._check_difference()
-                self._share()
-                self._deal_key_shares()
+                if not self._pairwise:
+                    self._share()
             case State.REDUCING:
-                add_self_mask(self._subtotal, self._key)
-                self._reduction.start(self._subtotal)
+                if not self._pairwise:
+                    self._start_reduction()
+                self._reduction.proceed()
             case State.CONFIRMING:
                 self._total = self._reduction.total()
                 if self._quorum is not None:  # others can recover our key from now on
@@ -368,10 +384,13 @@ class SecureSum:
             self.fail()
             raise
 
-    def _share(self) -> None:
+    def _start_reduction(self) -> None:
         if self._masks is not None and self._pairwise:
             self._masks.add_to(self._subtotal, self.number)
-            return
+        add_self_mask(self._subtotal, self._key)
+        self._reduction.start(self._subtotal)
+
+    def _share(self) -> None:
         for part in slices(slice(0, self._subtotal.size)):
             for peer in self.others:
                 self._outbox.put(peer, partial(self._draw_share, part))

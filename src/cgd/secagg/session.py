@@ -4,9 +4,9 @@ A session numbers the sums, converts messages to frames and back, and keeps mess
 reached. The rules:
 
 1. A frame of a past sum is stale and ignored.
-2. A peer may be ahead of us, by one sum, or by more if it aborted some. From there it can only send that it is ready or
-   that it aborts: the barrier stops it. Its latest message is kept, one for each peer; it takes no part in the sums
-   before.
+2. A peer may be ahead of us, by one sum, or by more if it aborted some. From there it can only send the beginning of
+   its latest sum: that it is ready, and one share of a key and one slice of a subtotal; or that it aborts. The barrier
+   stops it. This is kept for each peer until we start that sum; the peer takes no part in the sums before.
 3. If a sum fails before we revealed our self-mask key, only this sum is aborted: no member can know its total. If it
    fails later, the session ends: a peer may have finished the sum, so the members may hold different states.
 """
@@ -31,8 +31,8 @@ from cgd.errors import (
 )
 from cgd.secagg.codec import Frame, from_bytes, to_bytes
 from cgd.secagg.masking import PairwiseMasks
-from cgd.secagg.messages import HUB, Abort, Leave, Message, Outbox, PeerId, Ready, Reason, SumSpec
-from cgd.secagg.reduction import check_members
+from cgd.secagg.messages import HUB, Abort, KeyShare, Leave, Message, Outbox, PeerId, Ready, Reason, Subtotal, SumSpec
+from cgd.secagg.reduction import MAX_SLICE_BYTES, check_members
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.states import State
 
@@ -88,7 +88,7 @@ class Session:
         self._quorum = quorum
         self._masks = None if pair_keys is None else PairwiseMasks(me, pair_keys, session)
         self._sum: SecureSum | None = None
-        self._ahead: dict[PeerId, tuple[int, Ready | Abort]] = {}
+        self._ahead: dict[PeerId, tuple[int, dict[type[Message], Message]]] = {}  # by kind, of the peer's latest sum
         self._departed: dict[PeerId, int] = {}  # peers that left, with the last sum they finished
         self._outbox: Outbox[tuple[int, Message]] = Outbox()
         self._ended: str | None = None
@@ -144,13 +144,13 @@ class Session:
 
     def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
         """Return the next recipient and frame; return None if there is nothing to send to recipients not `blocked`."""
+        if (waiting := self._outbox.pop(blocked)) is not None:
+            to, (number, message) = waiting
+            return to, to_bytes(Frame(self.session, number, message))
         if self._sum is not None and (outgoing := self._sum.next_outgoing(blocked)) is not None:
             if self._sum.fault is not None:  # it occurred with this message, the last of the sum
                 self._fail(self._sum.fault)
             return outgoing[0], to_bytes(Frame(self.session, self._sum.number, outgoing[1]))
-        if (waiting := self._outbox.pop(blocked)) is not None:
-            to, (number, message) = waiting
-            return to, to_bytes(Frame(self.session, number, message))
         return None
 
     def resend(self) -> None:
@@ -166,6 +166,7 @@ class Session:
         finished = self.finished
         if self._sum is not None:
             self._sum.fail()
+        self._queue_last_messages()
         self._send_to_all(self.number if finished else max(0, self.number - 1), Leave())
 
     @property
@@ -234,13 +235,16 @@ class Session:
 
     def _keep_early(self, sender: PeerId, number: int, message: Message) -> None:
         """Apply rule 2; of two messages about one sum, the abort is the later one."""
-        if not isinstance(message, (Ready, Abort)):
+        known, kept = self._ahead.get(sender, (0, {}))
+        if isinstance(message, (Ready, Abort)):
+            if number > known or (number == known and isinstance(message, Abort)):
+                self._ahead[sender] = number, {type(message): message}
+        elif number > known or not _may_be_kept(message, kept):
             raise RemoteProtocolError(
                 sender, f"sent {type(message).__name__} of sum {number} too early: this member is at sum {self.number}"
             )
-        known, kept = self._ahead.get(sender, (0, None))
-        if number > known or (number == known and isinstance(kept, Ready)):
-            self._ahead[sender] = (number, message)
+        elif number == known and Abort not in kept:
+            kept.setdefault(type(message), message)
 
     def _next_sum(self) -> SecureSum:
         """Create the next sum, and pass it the messages of peers that are ahead."""
@@ -248,9 +252,7 @@ class Session:
             raise LocalProtocolError(f"this session has ended ({self._ended}); join again for further sums")
         if self.running:
             raise LocalProtocolError(f"sum {self.number} is still running; sums run one after the other")
-        while self._sum is not None and (outgoing := self._sum.next_outgoing()) is not None:
-            to, message = outgoing  # our last messages of a finished sum
-            self._outbox.put(to, (self.number, message))
+        self._queue_last_messages()
         self.number += 1
         statement_signer, on_reveal = self._hooks
         self._sum = SecureSum(
@@ -263,11 +265,19 @@ class Session:
             on_reveal=on_reveal,
             quorum=self._quorum,
         )
-        for peer, (number, message) in self._ahead.items():
-            if number >= self.number:
+        early, self._ahead = self._ahead, {peer: ahead for peer, ahead in self._ahead.items() if ahead[0] > self.number}
+        for peer, (number, kept) in early.items():
+            messages = kept.values() if number == self.number else [Abort(Reason.AHEAD)]
+            for message in messages if number >= self.number else ():
                 with suppress(PeerAbortedError):  # `start` raises it
-                    self._sum.receive(peer, message if number == self.number else Abort(Reason.AHEAD))
+                    self._sum.receive(peer, message)
         return self._sum
+
+    def _queue_last_messages(self) -> None:
+        """Queue our last messages of a finished sum, before those of the next one."""
+        while self._sum is not None and (outgoing := self._sum.next_outgoing()) is not None:
+            to, message = outgoing
+            self._outbox.put(to, (self.number, message))
 
     def _fail(self, error: CGDError) -> None:
         """Apply rule 3."""
@@ -294,6 +304,13 @@ class Session:
         for peer in self.members:
             if peer != self.me:
                 self._outbox.put(peer, (number, message))
+
+
+def _may_be_kept(message: Message, kept: Mapping[type[Message], Message]) -> bool:
+    """Return whether a peer may send this ahead of us, besides what we keep of it: one slice, of limited size."""
+    if isinstance(message, Subtotal):
+        return len(message.words) <= MAX_SLICE_BYTES and kept.get(Subtotal, message) == message
+    return isinstance(message, KeyShare)
 
 
 def _reason(error: CGDError) -> Reason:

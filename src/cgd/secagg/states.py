@@ -47,12 +47,13 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.REVEALING, Event.FAULT): State.FAILED,
 }
 
-# The messages that an honest peer can send while we are in a state. It may be ahead of us, but no member shares before
-# it has our Ready, and no member reveals its key before it has our digest. An honest reducer sends no total before it
-# has our subtotal; but a peer that received a forged total confirms it, and must not be accused of that.
+# The messages that an honest peer can send while we are in a state. It may be ahead of us, but before it has our Ready,
+# it sends no more than its Ready, a share of its key and one slice of its subtotal, and it reveals its key only when it
+# has our digest. An honest reducer sends no total before it has our subtotal; but a peer that received a forged total
+# confirms it, and must not be accused of that.
 EXPECTED: dict[State, frozenset[type[Message]]] = {
-    State.IDLE: frozenset({Ready, Abort}),
-    State.PREPARING: frozenset({Ready, Share, KeyShare, Subtotal, Confirm, Abort}),
+    State.IDLE: frozenset({Ready, KeyShare, Subtotal, Abort}),
+    State.PREPARING: frozenset({Ready, Share, KeyShare, Subtotal, Total, Confirm, Abort}),
     State.SHARING: frozenset({Share, KeyShare, Subtotal, Confirm, Abort}),
     State.REDUCING: frozenset({KeyShare, Subtotal, Total, Confirm, Abort}),
     State.CONFIRMING: frozenset({Confirm, RevealKey, Abort}),
