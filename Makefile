@@ -9,7 +9,7 @@ NEEDS := pyproject.toml constraints.txt $(wildcard requirements/*.lock)
 SECONDS ?= 60
 
 .PHONY: help demo federation-demo tutorial test test-slow test-accountant flower-example check format bench ray-bench demo-results leverage-results first-layer-results absence-results training-mode-results suggested-model-results network-results table-results personalisation-results private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs docs-serve audit-results canary-results organisation-results privacy-picture lock mutations \
-        fuzz model schedules soak report-picture audit-picture structure coverage clean
+        fuzz model schedules soak report-picture audit-picture structure coverage profile clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -53,6 +53,9 @@ bench: .venv/installed  ## measure the cost of sums, noise, clipped gradients, s
 	$(BIN)/python benchmarks/record_gradients.py
 	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python benchmarks/tables.py
+
+profile: .venv/installed  ## profile one member of a sum over sockets: processor time, copies, wake-ups and locks (two minutes; Linux)
+	$(BIN)/python benchmarks/profile_sum.py
 
 ray-bench: .venv/installed-dev  ## measure the cost of a step on Ray workers of this machine, as ratios, and the terms of larger simulations
 	$(BIN)/python benchmarks/ray_workers.py
