@@ -4,8 +4,9 @@ Five processes on this machine, connected as a federation, sum vectors, as in `f
 itself, and prints for each size, per sum:
 
 - the processor time of each of its threads, and how often each of them went to sleep: its wake-ups;
-- the processor time, the calls and the bytes of each part of the work: the functions in `PARTS`, without those that
-  they call. What remains is Python between them, and ZeroMQ;
+- the processor time, the calls, the copied bytes and the fresh memory of each part of the work: the functions in
+  `PARTS`, without those that they call. What remains is Python between them, and ZeroMQ. The system clears fresh memory
+  page by page when it is first touched, which costs more than a copy;
 - how often a lock of the transport was taken, and how long a thread waited for one;
 - the ratio of the processor time to that of the AES streams and the digest alone, which no implementation can avoid.
 
@@ -20,6 +21,7 @@ import importlib
 import multiprocessing
 import operator
 import os
+import resource
 import sys
 import tempfile
 import threading
@@ -40,7 +42,7 @@ from cgd.secagg.masking import keystream
 from federation import NAMES, SIZES, create_federations, run_hub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.synchronize import Barrier
 
 SLICE_BYTES = 1 << 20
@@ -58,12 +60,12 @@ PARTS = {
     "digest": ("cgd.secagg.secure_sum:sha256",),
     "MAC (hub)": ("cgd.secagg.mac:LinearMac.tags", "cgd.secagg.mac:LinearMac.verify"),
     "add slices": ("cgd.secagg.reduction:add_slice",),
-    "write frames": ("cgd.secagg.session:to_bytes",),
+    "write frames": ("cgd.secagg.session:encode",),
     "read frames": ("cgd.secagg.session:from_bytes",),
     "protocol": ("cgd.transport.runtime:FederationRuntime._process_frames",),
     "put into links": ("cgd.transport.zeromq:ZeroMQTransport.send",),
     "take from inbox": ("cgd.transport.zeromq:ZeroMQTransport.receive",),
-    "write datagrams": ("cgd.transport.link:Datagram.to_bytes",),
+    "write datagrams": ("cgd.transport.link:Datagram.encode",),
     "read datagrams": ("cgd.transport.link:from_bytes",),
     "send by sockets": (
         "cgd.transport.connections:Connection.send",
@@ -89,6 +91,13 @@ class Part:
     calls: int = 0
     seconds: float = 0.0
     copied: int = 0
+    fresh: int = 0
+
+
+def used() -> tuple[float, int]:
+    """Return the processor time of this thread, and the bytes of fresh memory that it has touched."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return time.thread_time(), usage.ru_minflt * resource.getpagesize()
 
 
 class Profile:
@@ -132,17 +141,18 @@ class Profile:
 
         @functools.wraps(function)
         def measured(*args: Any, **options: Any) -> Any:
-            outside = getattr(inner, "seconds", 0.0)
-            inner.seconds = 0.0
-            started = time.thread_time()
+            outside = getattr(inner, "used", (0.0, 0))
+            inner.used = 0.0, 0
+            started = used()
             try:
                 result = function(*args, **options)
             finally:
-                seconds = time.thread_time() - started
-                record.seconds += seconds - inner.seconds
+                seconds, fresh = map(operator.sub, used(), started)
+                record.seconds += seconds - inner.used[0]
+                record.fresh += fresh - inner.used[1]
                 record.calls += 1
-                inner.seconds = outside + seconds
-            if copies and isinstance(result, bytes):
+                inner.used = outside[0] + seconds, outside[1] + fresh
+            if copies and result is not None:
                 record.copied += len(result)
             return result
 
@@ -177,31 +187,42 @@ def floor_seconds(size: int) -> float:
     return time.thread_time() - started
 
 
-def participant(name: str, path: Path, barrier: Barrier, repeats: int, by_hub: bool) -> None:
+def participant(name: str, path: Path, barrier: Barrier, repeats: int, sizes: Sequence[int], by_hub: bool) -> None:
     """Run one of the five participants; the first one prints its profile."""
     profile = Profile()
     if name == NAMES[0]:
         profile.install()
     with cgd.join(path, name, timeout=120, state=path.parent / f"{path.stem}-state" / name) as peers:
-        for size in SIZES:
-            rounds = max(3, repeats * SIZES[0] * 10 // size) if size > SIZES[0] else repeats
+        for size in sizes:
+            rounds = max(3, min(repeats, repeats * SIZES[0] * 10 // size))
             values = np.random.default_rng(0).normal(0, 0.01, size).astype(np.float32)
             peers.sum(values)
             barrier.wait()
             before, locks_before = threads(), Part(**vars(profile.locks))
             for part in profile.parts.values():
-                part.calls, part.seconds, part.copied = 0, 0.0, 0
+                vars(part).update(vars(Part()))
+            pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             started = time.perf_counter()
             for _ in range(rounds):
                 peers.sum(values)
             seconds = (time.perf_counter() - started) / rounds
+            pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - pages
             after = threads()
             barrier.wait()
             if name == NAMES[0]:
-                used = {role: map(operator.sub, after[role], before.get(role, (0.0, 0))) for role in after}
+                since = {role: map(operator.sub, after[role], before.get(role, (0.0, 0))) for role in after}
                 locks = Part(*map(operator.sub, vars(profile.locks).values(), vars(locks_before).values()))
-                per_sum = {role: tuple(each / rounds for each in values) for role, values in used.items()}
-                report(size, seconds, rounds, per_sum, profile.parts, locks, by_hub)
+                per_sum = {role: tuple(value / rounds for value in each) for role, each in since.items()}
+                report(
+                    size,
+                    seconds,
+                    rounds,
+                    per_sum,
+                    profile.parts,
+                    locks,
+                    pages * resource.getpagesize() / rounds,
+                    by_hub,
+                )
         barrier.wait()
 
 
@@ -212,31 +233,34 @@ def report(
     per_sum: Mapping[str, tuple[float, ...]],
     parts: Mapping[str, Part],
     locks: Part,
+    fresh: float,
     by_hub: bool,
 ) -> None:
     """Print the profile of sums of one size."""
-    console, total = Console(width=100), sum(each[0] for each in per_sum.values())
+    console, total = Console(width=110), sum(each[0] for each in per_sum.values())
     floor = floor_seconds(size)
     how = "through the hub" if by_hub else "directly"
     table = Table(title=f"One sum of {size:,} floats {how}: {1000 * seconds:.1f} ms; one member")
-    for heading in ("part", "processor time, ms", "calls or sleeps", "per slice of 1 MiB", "copied, MB"):
+    for heading in ("part", "processor time, ms", "calls or sleeps", "per slice of 1 MiB", "copied, MB", "fresh, MB"):
         table.add_column(heading, justify="left" if heading == "part" else "right")
     slices = max(1, 4 * size // SLICE_BYTES)
-    for role, (used, sleeps) in sorted(per_sum.items(), key=lambda item: -item[1][0]):
-        if used > total / 200:
-            table.add_row(f"thread {role}", f"{1000 * used:.2f}", f"{sleeps:.0f}", f"{sleeps / slices:.1f}", "")
-    table.add_row("all threads", f"{1000 * total:.2f}", "", "", "", end_section=True)
+    for role, (busy, sleeps) in sorted(per_sum.items(), key=lambda item: -item[1][0]):
+        if busy > total / 200:
+            table.add_row(f"thread {role}", f"{1000 * busy:.2f}", f"{sleeps:.0f}", f"{sleeps / slices:.1f}", "", "")
+    table.add_row("all threads", f"{1000 * total:.2f}", "", "", "", f"{fresh / 1e6:.1f}", end_section=True)
     for name, part in sorted(parts.items(), key=lambda item: -item[1].seconds):
         if part.calls:
             calls = part.calls / rounds
             copied = f"{part.copied / rounds / 1e6:.1f}" if part.copied else ""
-            each = f"{1000 * part.seconds / rounds:.2f}", f"{calls:.0f}", f"{calls / slices:.1f}", copied
+            new = f"{part.fresh / rounds / 1e6:.1f}"
+            each = f"{1000 * part.seconds / rounds:.2f}", f"{calls:.0f}", f"{calls / slices:.1f}", copied, new
             table.add_row(name, *each)
     rest = total - sum(part.seconds for part in parts.values()) / rounds
-    table.add_row("the rest: Python between them, ZeroMQ", f"{1000 * rest:.2f}", "", "", "", end_section=True)
+    new = f"{fresh / 1e6 - sum(part.fresh for part in parts.values()) / rounds / 1e6:.1f}"
+    table.add_row("the rest: Python between them, ZeroMQ", f"{1000 * rest:.2f}", "", "", "", new, end_section=True)
     waited = f"{1000 * locks.seconds / rounds:.2f} waiting"
-    table.add_row("locks", waited, f"{locks.calls / rounds:.0f}, {locks.copied / rounds:.0f} waited", "", "")
-    table.add_row("AES streams and digest alone", f"{1000 * floor:.2f}", "", "", "")
+    table.add_row("locks", waited, f"{locks.calls / rounds:.0f}, {locks.copied / rounds:.0f} waited", "", "", "")
+    table.add_row("AES streams and digest alone", f"{1000 * floor:.2f}", "", "", "", "")
     console.print(table)
     console.print(f"all threads / AES streams and digest alone: {total / floor:.2f}\n")
 
@@ -245,6 +269,7 @@ def main() -> None:
     """Print the profiles."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     options = parser.parse_args()
     if not TASKS.exists():
         sys.exit("this program reads the times of threads from /proc, which only Linux has")
@@ -255,7 +280,7 @@ def main() -> None:
         hub_process = spawn.Process(target=run_hub, args=(hub, stop))
         hub_process.start()
         for path in (direct, hub):
-            arguments = path, spawn.Barrier(len(NAMES)), options.repeats, path == hub
+            arguments = path, spawn.Barrier(len(NAMES)), options.repeats, options.sizes, path == hub
             processes = [spawn.Process(target=participant, args=(name, *arguments)) for name in NAMES]
             for process in processes:
                 process.start()

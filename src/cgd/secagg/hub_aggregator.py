@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import RemoteProtocolError
-from cgd.secagg.codec import Frame, from_bytes, to_bytes
+from cgd.secagg.codec import Frame, encode, from_bytes
 from cgd.secagg.fixed_point import WORD_TYPES
 from cgd.secagg.messages import Deposit, PeerId, Total
 from cgd.secagg.reduction import MAX_SLICES_AHEAD, SLICE_ELEMENTS, as_bytes
@@ -71,7 +71,7 @@ class HubAggregator:
         self._current = {member: key for member, key in self._current.items() if key[0] in same}
         return len(same) < len(self._groups)
 
-    def receive(self, sender: PeerId, data: Buffer) -> tuple[frozenset[PeerId], bytes] | None:
+    def receive(self, sender: PeerId, data: Buffer) -> tuple[frozenset[PeerId], Buffer] | None:
         """Add one deposit; return the total for all members of the group once the slice is complete.
 
         Raises:
@@ -96,7 +96,7 @@ class HubAggregator:
             return None
         del partial.slices[deposit.start]
         partial.sent.add(deposit.start)
-        return members, to_bytes(Frame(frame.session, frame.number, Total(deposit.start, as_bytes(total))))
+        return members, encode(Frame(frame.session, frame.number, Total(deposit.start, as_bytes(total))))
 
     def _partial_sum(self, sender: PeerId, key: SumKey) -> PartialSum | None:
         """Apply rule 1; return None for an earlier sum of the session than the sender's latest."""
