@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MIN_BYTES = 1 << 16
 ROOM = 128  # for the headers of a link and of an encrypted message; a multiple of 64, so that words are aligned
 _UNIT = 1 << 14  # buffers of similar sizes are exchangeable
-MAX_FREE_BYTES = 16 << 20
+MAX_FREE_BYTES = 32 << 20
 
 
 class _Message(np.ndarray[Any, Any]):

@@ -272,17 +272,19 @@ class FederationRuntime:
         if self._store is None:
             return
         with self._storing:
-            self._append_new_entries(self._store, group, journal.snapshot())
+            self._append_new_entries(self._store, group, journal)
 
     def _append_new_entries(self, store: JournalStore, group: str, journal: Journal) -> None:
         """Append to the stored journal what it lacks; the caller holds `_storing`."""
-        persisted = self._persisted.get(group, 0)
-        if len(journal) > persisted + 1:  # a peer sent us entries; the states that came with them are stored, too
+        persisted, length = self._persisted.get(group, 0), len(journal)
+        if length > persisted + 1:  # a peer sent us entries; the states that came with them are stored, too
+            snapshot = journal.snapshot()
+            length = len(snapshot)
             store.rotate(group)
-            store.save(group, len(journal), *journal.pieces())
-        elif len(journal) > persisted:
+            store.save(group, length, *snapshot.pieces())
+        elif length > persisted:
             store.append(group, persisted, journal.entry_record(persisted))
-        self._persisted[group] = max(persisted, len(journal))
+        self._persisted[group] = max(persisted, length)
 
     def _persist_pending_reveal(self, group: Group) -> None:
         """Store that this member is about to reveal its self-mask key, after all entries before that."""
