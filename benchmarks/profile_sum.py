@@ -152,7 +152,7 @@ class Profile:
                 record.fresh += fresh - inner.used[1]
                 record.calls += 1
                 inner.used = outside[0] + seconds, outside[1] + fresh
-            if copies and result is not None:
+            if copies and isinstance(result, bytes | memoryview):
                 record.copied += len(result)
             return result
 
@@ -164,9 +164,12 @@ def threads() -> dict[str, tuple[float, int]]:
     names = {str(each.native_id): each.name for each in threading.enumerate()}
     found: dict[str, tuple[float, int]] = {}
     for task in TASKS.iterdir():
-        name = names.get(task.name) or (task / "comm").read_text().strip()
-        seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
-        status = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+        try:
+            name = names.get(task.name) or (task / "comm").read_text().strip()
+            seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
+            status = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+        except OSError:  # it has just ended
+            continue
         sleeps = int(status["voluntary_ctxt_switches"])
         before = found.get(role := name.removesuffix(f"-{NAMES[0]}"), (0.0, 0))
         found[role] = before[0] + seconds, before[1] + sleeps
