@@ -13,7 +13,7 @@ SECONDS ?= 60
         suggested-model-results network-results ring-results table-results personalisation-results \
         private-table-results privacy-results quick-experiments duration-results rounds delay-results delay-time docs \
         docs-serve audit-results canary-results organisation-results privacy-picture lock mutations fuzz model \
-        schedules soak quorum-soak report-picture audit-picture structure coverage clean intersection-results
+        schedules soak quorum-soak report-picture audit-picture structure coverage clean intersection-results profile
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,6 +58,9 @@ bench: .venv/installed  ## measure the cost of sums, noise, clipped gradients, s
 	$(BIN)/python benchmarks/federation.py
 	$(BIN)/python benchmarks/round_trips.py
 	$(BIN)/python benchmarks/tables.py
+
+profile: .venv/installed  ## profile one member of a sum over sockets: processor time, copies, wake-ups and locks (two minutes; Linux)
+	$(BIN)/python benchmarks/profile_sum.py
 
 ray-bench: .venv/installed-dev  ## measure the cost of a step on Ray workers of this machine, as ratios, and the terms of larger simulations
 	$(BIN)/python benchmarks/ray_workers.py

@@ -123,7 +123,7 @@ def test_incompatible_options_are_rejected(command: Any, federation: Path, tmp_p
     assert "give one of --data" in command(*join, "--data", "ada.csv", "--run", "train:main")[2]
     for option in (("--delta", "0.1"), ("--function", "networks:deep"), ("--keep", "confined"), ("--device", "cpu")):
         err = command(*join, "--run", "train:main", *option)[2]
-        assert "--keep, --device, --track, --dry-run and --no-alone need --data" in err
+        assert "--salt, --track, --dry-run and --no-alone need --data" in err
     for dry_run in ((), ("--dry-run",)):
         wrong = command(*join, "--data", "ada.csv", "--keep", "best", *dry_run)[2]
         assert "keep is 'best'; choose one of confined, scaled, personalised" in wrong

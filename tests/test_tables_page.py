@@ -14,9 +14,12 @@ from typer.testing import CliRunner
 from cgd.cli import app
 from cgd.errors import CGDError, InputError
 from cgd.federation.config import FOR_PRIVATE_TABLES, FOR_TABLES, Federation
+from cgd.federation.intersection_section import EACH_LEARNS_WHO, Intersection
 from cgd.federation.model_section import Model
 from cgd.federation.privacy_section import PrivacySection
+from cgd.tabular.intersection import read_salt
 from cgd.tabular.models import build
+from cgd.tabular.shared_ids import check_ids, normalize_ids
 from cgd.tabular.training import train
 from support.pages import load_script
 from support.tabular import REGRESSION, records, run_members, table, tabular_settings, write_federation
@@ -143,10 +146,25 @@ def statistics_errors() -> list[str]:
     return [far[0], wrong[1]]
 
 
+def id_errors() -> list[str]:
+    """Return the messages about the IDs of an intersection, and about its salt."""
+    plain, salted = (Intersection(5, 50_000, EACH_LEARNS_WHO, salt=salt, normalize=("case",)) for salt in (False, True))
+    errors = []
+    for call in (
+        lambda: check_ids([f"{number}" for number in (10_000, 99_999, *range(20_000, 30_000))], plain, "patient"),
+        lambda: normalize_ids(["A1", "a1"], plain),
+        lambda: read_salt(None, salted),
+    ):
+        with pytest.raises(InputError) as error:
+            call()
+        errors.append(str(error.value))
+    return errors
+
+
 def test_messages_of_the_page_are_the_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain").mkdir()
-    messages = own_errors(tmp_path) + common_errors() + statistics_errors()
+    messages = own_errors(tmp_path) + common_errors() + statistics_errors() + id_errors()
     matches = load_script("run_tutorial").matches
     documented = documented_errors()
     assert len(documented) > 20

@@ -254,7 +254,7 @@ class Connections:
         for me, member in self.members.items():
             member.advance()
             while (outgoing := member.membership.next_outgoing()) is not None:
-                self.queues.setdefault((me, outgoing[0]), deque()).append(outgoing[1])
+                self.queues.setdefault((me, outgoing[0]), deque()).append(bytes(outgoing[1]))
         loaded = [pair for pair, queue in self.queues.items() if queue and pair[1] in self.members]
         if loaded:
             sender, to = self.rng.choice(loaded)

@@ -236,7 +236,7 @@ def test_hub_that_adds_wrongly_stops_the_program_and_peers_are_notified(
 
     def add_wrongly(sender: str, frame: Any) -> Any:
         finished = add(sender, frame)
-        return finished and (finished[0], finished[1][:-1] + bytes([finished[1][-1] ^ 0x80]))
+        return finished and (finished[0], bytes(finished[1][:-1]) + bytes([finished[1][-1] ^ 0x80]))
 
     monkeypatch.setattr(hub.hub._aggregator, "receive", add_wrongly)
     with pytest.raises((HubError, PeerAbortedError), match="the hub"):

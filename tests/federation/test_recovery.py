@@ -7,6 +7,7 @@ does the same with real processes and sockets at random moments; secagg/test_mem
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,7 +20,7 @@ from cgd.errors import (
 )
 from cgd.federation.state import StateFolder
 from cgd.secagg.journal import Journal
-from cgd.secagg.messages import JournalChunk
+from cgd.secagg.messages import JournalChunk, SumSpec
 from cgd.transport import runtime
 from support.in_process import (
     FEDERATION,
@@ -214,6 +215,46 @@ def test_pending_reveal_after_recovery_from_peers_survives_a_kill(federation: In
     federation.kill("ada")
     journal = saved_journal(federation, "ada")
     assert (len(journal), journal.pending_reveal) == (2, mark)
+
+
+def test_totals_are_on_the_disk_while_a_snapshot_is_being_saved(
+    federation: InProcessFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, goes_on, plain = threading.Event(), threading.Event(), StateFolder.save
+
+    def slow_save(self: StateFolder, group: str, length: int, *journal: bytes) -> bool:
+        started.set()
+        goes_on.wait()
+        return plain(self, group, length, *journal)
+
+    monkeypatch.setattr(runtime, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(StateFolder, "save", slow_save)
+    federation.start_all(Summing([1, 2, 3, 4]), pause_at=1)
+    federation.wait_until(started.is_set)
+    try:
+        for step in (2, 3):
+            for process in federation:
+                process.resume(pause_at=step)
+            for process in federation:
+                process.wait_for_step(step)
+            assert [len(saved_journal(federation, name)) for name in NAMES] == [step] * len(NAMES)
+    finally:
+        goes_on.set()
+    for process in federation:
+        process.resume()
+    assert federation.results() == dict.fromkeys(NAMES, (3, 6, 9, 12))
+
+
+def test_snapshot_that_was_overtaken_does_not_replace_a_longer_one(tmp_path: Path) -> None:
+    state, journal = StateFolder(tmp_path, FEDERATION), Journal()
+    spec = SumSpec((1,), "float32", 32, 20, "pairwise", "mesh")
+    for place in range(2):
+        journal.append(spec, np.full(1, place, dtype="<u4"), epoch=1)
+    shorter = journal.snapshot()
+    journal.append(spec, np.full(1, 2, dtype="<u4"), epoch=1)
+    assert state.save(EVERYONE, 3, *journal.pieces())
+    assert state.save(EVERYONE, 2, *shorter.pieces())
+    assert len(StateFolder(tmp_path, FEDERATION).load()[EVERYONE]) == 3
 
 
 # State folders that cannot be written.

@@ -26,7 +26,7 @@ from cgd.secagg import secure_sum, session
 from cgd.secagg.codec import from_bytes
 from cgd.secagg.journal_entry import Step
 from cgd.secagg.masking import PairwiseMasks, remove_self_masks
-from cgd.secagg.messages import RevealKey, Subtotal
+from cgd.secagg.messages import Buffer, RevealKey, Subtotal
 from cgd.secagg.secure_sum import SecureSum
 from cgd.secagg.session import Session
 from cgd.transport.driver import SessionDriver
@@ -88,13 +88,13 @@ class RecordedTransport(TappedTransport):
         super().__init__(inner, lambda _sender, _frame: None)
         self._recording = recording
 
-    def send(self, to: str, frame: bytes) -> bool:
+    def send(self, to: str, frame: Buffer) -> bool:
         sent = super().send(to, frame)
         if sent:
             content = from_bytes(frame, self.me)
             key = self.me, to, content.number, type(content.message).__name__
             assert key not in self._recording.frames
-            self._recording.frames[key] = frame
+            self._recording.frames[key] = bytes(frame)
         return sent
 
 

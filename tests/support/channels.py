@@ -36,4 +36,4 @@ class Ends:
     def seal(self, content: bytes = SECRET, connection: int = 1) -> bytes:
         sealed = self.out.seal(content, self.b.process, connection)
         assert sealed is not None
-        return sealed
+        return bytes(sealed)

@@ -123,7 +123,8 @@ class Simulation:
         program = self.programs[me]
         self.call(me, program.advance)
         while (outgoing := program.membership.next_outgoing()) is not None:
-            frames = [outgoing] if me != ADVERSARY else self.adversary.replace_frame(*outgoing, program.membership)
+            to, data = outgoing[0], bytes(outgoing[1])
+            frames = [(to, data)] if me != ADVERSARY else self.adversary.replace_frame(to, data, program.membership)
             for to, frame in frames:
                 self.queues.setdefault((me, to), deque()).append(frame)
         if me == ADVERSARY:
@@ -273,7 +274,7 @@ class DirectedSimulation(Simulation):
         program = self.programs[me]
         self.call(me, program.advance)
         while (outgoing := program.membership.next_outgoing()) is not None:
-            to, data = outgoing
+            to, data = outgoing[0], bytes(outgoing[1])
             if me == ADVERSARY:
                 frame = from_bytes(data, me)
                 message = self.alter(to, frame)

@@ -13,7 +13,7 @@ from cgd.peers import Peers, SumSettings
 from cgd.secagg.federation_spec import FederationSpec
 from cgd.secagg.journal import Journal
 from cgd.secagg.membership import Membership
-from cgd.secagg.messages import HUB
+from cgd.secagg.messages import HUB, Buffer
 from cgd.transport.connections import Contact
 from cgd.transport.group_driver import GroupDriver, GroupRecovery
 from cgd.transport.hub import Hub, HubClient
@@ -39,8 +39,8 @@ class RecordedView:
     def __init__(self) -> None:
         self.messages: list[tuple[bool, str, bytes, bytes]] = []
 
-    def record(self, inward: bool, peer: str, name: bytes, payload: bytes) -> None:
-        self.messages.append((inward, peer, name, payload))
+    def record(self, inward: bool, peer: str, name: bytes, payload: Buffer) -> None:
+        self.messages.append((inward, peer, name, bytes(payload)))
 
     def __contains__(self, piece: bytes) -> bool:
         return any(piece in payload for _, _, _, payload in self.messages)
@@ -179,8 +179,8 @@ class TamperingHub(Hub):
 
     tamper: Callable[[str, str, bytes], Relayed] = staticmethod(lambda sender, to, payload: [(sender, to, payload)])
 
-    def _relay(self, client: HubClient, to: bytes, payload: bytes) -> None:
-        for sender, recipient, content in self.tamper(client.peer, to.decode(), payload):
+    def _relay(self, client: HubClient, to: bytes, payload: Buffer) -> None:
+        for sender, recipient, content in self.tamper(client.peer, to.decode(), bytes(payload)):
             super()._relay(self._clients[sender], recipient.encode(), content)
 
 

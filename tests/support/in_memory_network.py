@@ -15,7 +15,7 @@ from cgd.transport.base import PeerStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from cgd.secagg.messages import Message, PeerId
+    from cgd.secagg.messages import Buffer, Message, PeerId
 
 
 class HeldFrames:
@@ -147,12 +147,12 @@ class Connection:
         """True if this is the present connection of its participant."""
         return self._network.connected.get(self.me) is self
 
-    def send(self, to: PeerId, frame: bytes) -> bool:
+    def send(self, to: PeerId, frame: Buffer) -> bool:
         """Send a frame; the queue is never full."""
         with self._network.lock:
             if self.connected:
                 self.sent[type(from_bytes(frame, self.me).message)] += 1
-                self._network.send(self.me, to, frame)
+                self._network.send(self.me, to, bytes(frame))
         return True
 
     def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:

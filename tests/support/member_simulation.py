@@ -112,7 +112,7 @@ class MemberSimulation:
         program = self.rng.choice(list(self.programs.values()))
         program.advance()
         while (outgoing := program.membership.next_outgoing()) is not None:
-            self.queues.setdefault((program.me, outgoing[0]), deque()).append(outgoing[1])
+            self.queues.setdefault((program.me, outgoing[0]), deque()).append(bytes(outgoing[1]))
         nonempty = [ends for ends, queue in self.queues.items() if queue]
         if nonempty:
             sender, to = self.rng.choice(nonempty)
@@ -120,7 +120,7 @@ class MemberSimulation:
             if to == HUB:
                 members, total = self.aggregator.receive(sender, frame) or ((), b"")
                 for member in members:
-                    self.queues.setdefault((HUB, member), deque()).append(total)
+                    self.queues.setdefault((HUB, member), deque()).append(bytes(total))
             elif to in self.programs:
                 self.programs[to].membership.receive(sender, frame)
                 self.programs[to].advance()

@@ -311,7 +311,8 @@ class QuorumSimulation(Simulation):
         program, adversary = self.programs[me], self.adversaries.get(me)
         self.call(me, program.advance)
         while (outgoing := program.membership.next_outgoing()) is not None:
-            frames = [outgoing] if adversary is None else adversary.replace_frame(*outgoing, program.membership)
+            to, data = outgoing[0], bytes(outgoing[1])
+            frames = [(to, data)] if adversary is None else adversary.replace_frame(to, data, program.membership)
             for to, frame in frames:
                 self.queues.setdefault((me, to), deque()).append(frame)
         if adversary is None:

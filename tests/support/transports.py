@@ -42,8 +42,8 @@ class TamperingTransport:
         self.me, self.members = inner.me, inner.members
         self._inner, self._change = inner, change
 
-    def send(self, to: str, frame: bytes) -> bool:
-        return self._inner.send(to, self._change(frame))
+    def send(self, to: str, frame: Buffer) -> bool:
+        return self._inner.send(to, self._change(bytes(frame)))
 
     def receive(self, timeout: float | None) -> tuple[str, Buffer] | None:
         return self._inner.receive(timeout)

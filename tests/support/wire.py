@@ -80,7 +80,7 @@ class Network:
     def collect(self) -> None:
         for sender, session in self.members.items():
             while (outgoing := session.next_outgoing()) is not None:
-                self.in_flight.append((sender, *outgoing))
+                self.in_flight.append((sender, outgoing[0], bytes(outgoing[1])))
 
     def deliver_one(self) -> None:
         chosen = self.rng.choice(self.in_flight)
@@ -91,7 +91,7 @@ class Network:
         self.delivered.append((sender, to, frame))
         if to == HUB:
             members, total = self.aggregator.receive(sender, frame) or ((), b"")
-            self.in_flight += [(HUB, member, total) for member in members]
+            self.in_flight += [(HUB, member, bytes(total)) for member in members]
         else:
             self.members[to].receive(sender, frame)
 

@@ -90,7 +90,7 @@ def test_swapped_senders_and_recipients_are_detected() -> None:
 
     def message(sender: ChannelFactory, recipient: ChannelFactory, handshake: bool) -> bytes:
         channel = sender.with_peer(recipient.me)
-        return channel.start_handshake() if handshake else channel.seal(SECRET, recipient.process, 1) or b""
+        return channel.start_handshake() if handshake else bytes(channel.seal(SECRET, recipient.process, 1) or b"")
 
     for handshake in (True, False):
         with pytest.raises(RelayError, match="it is encrypted as one from c to b"):

@@ -198,7 +198,7 @@ def view_of(inputs: dict[str, Words], masks: dict[bytes, Words], monkeypatch: py
                 seen.append(to_bytes(Frame(bytes(16), 1, message)))
                 finished = aggregator.receive(name, seen[-1])
                 if finished is not None:
-                    seen.append(finished[1])
+                    seen.append(bytes(finished[1]))
                     for member in MEMBERS:
                         sums[member].receive(HUB, from_bytes(finished[1], HUB).message)
     expected = ring_total(list(inputs.values()))

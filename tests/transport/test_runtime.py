@@ -59,7 +59,7 @@ class ScriptedTransport:
         self._woken.clear()
         return None
 
-    def send(self, to: str, frame: bytes) -> bool:
+    def send(self, to: str, frame: Buffer) -> bool:
         return True
 
     def wakeup(self) -> None:
@@ -142,11 +142,11 @@ class FullTransport(ScriptedTransport):
         self.attempts: list[bytes] = []
         self.sent: list[tuple[str, bytes]] = []
 
-    def send(self, to: str, frame: bytes) -> bool:
-        self.attempts.append(frame)
+    def send(self, to: str, frame: Buffer) -> bool:
+        self.attempts.append(bytes(frame))
         if len(self.attempts) % 3:
             return False
-        self.sent.append((to, frame))
+        self.sent.append((to, bytes(frame)))
         return True
 
 
@@ -242,7 +242,7 @@ class CountingMembership(Membership):
         finally:
             self.processed[sender] += 1
 
-    def next_outgoing(self, blocked: Collection[str] = ()) -> tuple[str, bytes] | None:
+    def next_outgoing(self, blocked: Collection[str] = ()) -> tuple[str, Buffer] | None:
         outgoing = super().next_outgoing(blocked)
         self.turns += outgoing is None
         return outgoing

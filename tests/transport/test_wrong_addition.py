@@ -39,7 +39,7 @@ class TamperingAggregator(HubAggregator):
         assert isinstance(frame.message, Deposit)
         deposit = self._change_deposit(sender, frame.message)
         finished = super().receive(sender, to_bytes(Frame(frame.session, frame.number, deposit)))
-        return None if finished is None else (finished[0], self._change_total(finished[1]))
+        return None if finished is None else (finished[0], self._change_total(bytes(finished[1])))
 
 
 def honest_deposit(_: str, deposit: Deposit) -> Deposit:

@@ -65,6 +65,7 @@ class StateFolder:
         self._save_lock = threading.Lock()
         self._warned = -inf
         self._failed: set[str] = set()
+        self._saved: dict[str, int] = {}  # the length of the last snapshot, by group
 
     def lock(self) -> None:
         """Lock the folder until `close` or the end of the process.
@@ -179,25 +180,30 @@ class StateFolder:
             with suppress(OSError):  # a full disk, which was logged when it was written to
                 self._open_segments.pop(group).close()
 
-    def save(self, group: str, length: int, journal: bytes) -> bool:
+    def save(self, group: str, length: int, *journal: Buffer) -> bool:
         """Save a snapshot of a group's journal, and remove the segments that it contains.
+
+        A snapshot that is shorter than the last one is not saved: two threads save, and may overtake each other.
 
         Args:
             group: the group.
             length: the number of entries in the snapshot.
-            journal: the serialised journal.
+            journal: the serialised journal, in pieces.
 
         Returns:
             True if it was saved; if not, a warning was logged.
         """
         try:
             with self._save_lock:
+                if length < self._saved.get(group, 0):
+                    return True
                 temporary = self._snapshot(group).with_suffix(".new")
                 with self._open(temporary) as file:
-                    file.write(journal)
+                    file.writelines(journal)
                     file.flush()
                     os.fsync(file.fileno())
                 temporary.replace(self._snapshot(group))
+                self._saved[group] = length
                 for start, segment in self._segments_of(group):
                     if start < length:
                         segment.unlink()

@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import Any
 
 from cgd.errors import FrameError
+from cgd.secagg.buffers import pool
 from cgd.secagg.messages import (
     CONTRIBUTION_BYTES,
     DIGEST_BYTES,
@@ -95,12 +96,17 @@ class Frame:
 
 
 def to_bytes(frame: Frame) -> bytes:
-    """Encode a frame."""
+    """Encode a frame as one object; `encode` costs less."""
+    return bytes(encode(frame))
+
+
+def encode(frame: Frame) -> Buffer:
+    """Encode a frame; a slice is copied once, into a buffer of the pool."""
     body = _body(frame.message)
     length = memoryview(body).nbytes
     kind = KINDS.index(type(frame.message)) + 1
     start = frame.message.start if isinstance(frame.message, Slice | JournalChunk | Deposit) else 0
-    return b"".join((_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, start, length), body))
+    return pool.join(_HEADER.pack(_MAGIC, VERSION, kind, frame.session, frame.number, start, length), body)
 
 
 def session_of(data: Buffer) -> bytes:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cgd.errors import RemoteProtocolError
-from cgd.secagg.codec import Frame, from_bytes, to_bytes
+from cgd.secagg.buffers import pool
+from cgd.secagg.codec import Frame, encode, from_bytes
 from cgd.secagg.fixed_point import WORD_TYPES
 from cgd.secagg.messages import Deposit, PeerId, Total
-from cgd.secagg.reduction import MAX_SLICES_AHEAD, SLICE_ELEMENTS, as_bytes
+from cgd.secagg.reduction import MAX_SLICES_AHEAD, SLICE_ELEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -34,15 +35,30 @@ if TYPE_CHECKING:
 
 
 @dataclass
+class PartialSlice:
+    """One slice of a sum at the hub: the sum of the deposits so far.
+
+    Attributes:
+        memory: the bytes of the sum, in a buffer with room for the headers of the message that it becomes.
+        words: the same bytes as ring elements.
+        depositors: the members that deposited it.
+    """
+
+    memory: memoryview
+    words: npt.NDArray[Any]
+    depositors: set[PeerId]
+
+
+@dataclass
 class PartialSum:
     """One sum at the hub.
 
     Attributes:
-        slices: the incomplete slices, each with the members that deposited it, by start.
+        slices: the incomplete slices, by start.
         sent: the starts of the slices whose totals were sent.
     """
 
-    slices: dict[int, tuple[npt.NDArray[Any], set[PeerId]]] = field(default_factory=dict)
+    slices: dict[int, PartialSlice] = field(default_factory=dict)
     sent: set[int] = field(default_factory=set)
 
 
@@ -71,7 +87,7 @@ class HubAggregator:
         self._current = {member: key for member, key in self._current.items() if key[0] in same}
         return len(same) < len(self._groups)
 
-    def receive(self, sender: PeerId, data: Buffer) -> tuple[frozenset[PeerId], bytes] | None:
+    def receive(self, sender: PeerId, data: Buffer) -> tuple[frozenset[PeerId], Buffer] | None:
         """Add one deposit; return the total for all members of the group once the slice is complete.
 
         Raises:
@@ -87,16 +103,12 @@ class HubAggregator:
         partial = self._partial_sum(sender, (deposit.group, frame.session, frame.number))
         if partial is None or deposit.start in partial.sent:
             return None
-        total, depositors = self._slice(sender, partial, deposit)
-        if sender in depositors:
-            return None
-        np.add(total, np.frombuffer(deposit.words, dtype=total.dtype), out=total)
-        depositors.add(sender)
-        if depositors != members:
+        total = self._add(sender, partial, deposit)
+        if total.depositors != members:
             return None
         del partial.slices[deposit.start]
         partial.sent.add(deposit.start)
-        return members, to_bytes(Frame(frame.session, frame.number, Total(deposit.start, as_bytes(total))))
+        return members, encode(Frame(frame.session, frame.number, Total(deposit.start, total.memory)))
 
     def _partial_sum(self, sender: PeerId, key: SumKey) -> PartialSum | None:
         """Apply rule 1; return None for an earlier sum of the session than the sender's latest."""
@@ -108,20 +120,31 @@ class HubAggregator:
             self._sums.pop(before, None)
         return self._sums.setdefault(key, PartialSum())
 
-    def _slice(self, sender: PeerId, partial: PartialSum, deposit: Deposit) -> tuple[npt.NDArray[Any], set[PeerId]]:
+    def _add(self, sender: PeerId, partial: PartialSum, deposit: Deposit) -> PartialSlice:
+        """Add a deposit to its slice, unless the sender has deposited it before; return the slice."""
         dtype = WORD_TYPES[deposit.bits]
         found = partial.slices.get(deposit.start)
-        if found is not None:
-            if (found[0].dtype, found[0].nbytes) != (dtype, len(deposit.words)):
-                raise RemoteProtocolError(
-                    sender,
-                    f"deposits {len(deposit.words)} bytes of {deposit.bits}-bit words at {deposit.start}, but others "
-                    f"deposited {found[0].nbytes} bytes of {8 * found[0].itemsize}-bit words",
-                )
-            return found
+        if found is None:
+            return self._begin(sender, partial, deposit)
+        if (found.words.dtype, found.words.nbytes) != (dtype, len(deposit.words)):
+            raise RemoteProtocolError(
+                sender,
+                f"deposits {len(deposit.words)} bytes of {deposit.bits}-bit words at {deposit.start}, but others "
+                f"deposited {found.words.nbytes} bytes of {8 * found.words.itemsize}-bit words",
+            )
+        if sender not in found.depositors:
+            np.add(found.words, np.frombuffer(deposit.words, dtype=dtype), out=found.words)
+            found.depositors.add(sender)
+        return found
+
+    def _begin(self, sender: PeerId, partial: PartialSum, deposit: Deposit) -> PartialSlice:
+        """Begin a slice with its first deposit."""
+        dtype = WORD_TYPES[deposit.bits]
         if len(deposit.words) > SLICE_ELEMENTS * dtype.itemsize:
             raise RemoteProtocolError(sender, f"deposits {len(deposit.words)} bytes at once, more than a slice has")
-        if sum(sender in depositors for _, depositors in partial.slices.values()) >= 2 * MAX_SLICES_AHEAD:
+        if sum(sender in each.depositors for each in partial.slices.values()) >= 2 * MAX_SLICES_AHEAD:
             raise RemoteProtocolError(sender, f"deposits more than {2 * MAX_SLICES_AHEAD} slices ahead of the others")
-        partial.slices[deposit.start] = np.zeros(len(deposit.words) // dtype.itemsize, dtype=dtype), set()
-        return partial.slices[deposit.start]
+        memory = pool.take(len(deposit.words))
+        memory[:] = deposit.words
+        begun = partial.slices[deposit.start] = PartialSlice(memory, np.frombuffer(memory, dtype=dtype), {sender})
+        return begun

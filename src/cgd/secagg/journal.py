@@ -320,6 +320,10 @@ class Journal:
 
     def to_bytes(self) -> bytes:
         """Encode the whole journal."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> tuple[Buffer, ...]:
+        """Encode the whole journal in pieces, so that totals and states are not copied."""
         return self._encode(self.entries, self.states, self._own_records())
 
     def _own_records(self) -> dict[str, Any]:
@@ -353,21 +357,24 @@ class Journal:
             entry if index == last or not self._in_state(entry) else replace(entry, words=None, certificate=None)
             for index, entry in enumerate(self.entries[since:], start=since)
         ]
-        return self._encode(entries, self.states if states else {}, {"mark": None})
+        return b"".join(self._encode(entries, self.states if states else {}, {"mark": None}))
 
     def _encode(
         self,
         entries: Sequence[JournalEntry],
         states: Mapping[int, OptimizerState],
         own: Mapping[str, Any],
-    ) -> bytes:
+    ) -> tuple[Buffer, ...]:
         """Encode a JSON header, followed by the totals and states; `own` are the fields of this member alone."""
         rows = [(slot, state.steps, len(state.content), state.fixed) for slot, state in states.items()]
         content = {"format": FORMAT, "entries": [_row(each) for each in entries], "states": rows, **own}
         header = json.dumps(content).encode()
         totals = (entry.words for entry in entries if entry.words)
-        body = b"".join((_LENGTH.pack(len(header)), header, *totals, *(state.content for state in states.values())))
-        return sha256(body).digest() + body
+        body = _LENGTH.pack(len(header)), header, *totals, *(state.content for state in states.values())
+        digest = sha256()
+        for piece in body:
+            digest.update(piece)
+        return digest.digest(), *body
 
     @classmethod
     def from_bytes(cls, data: Buffer) -> Journal:

@@ -329,7 +329,7 @@ class Membership:
             self._record_equivocation(error)
             raise
 
-    def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
+    def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, Buffer] | None:
         """Return the next recipient and frame; return None if there is nothing to send to recipients not `blocked`."""
         if (waiting := self._outbox.pop(blocked)) is not None:
             return waiting[0], to_bytes(waiting[1])

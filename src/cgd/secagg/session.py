@@ -29,7 +29,7 @@ from cgd.errors import (
     RevealError,
     SettingsError,
 )
-from cgd.secagg.codec import Frame, from_bytes, to_bytes
+from cgd.secagg.codec import Frame, encode, from_bytes
 from cgd.secagg.masking import PairwiseMasks
 from cgd.secagg.messages import HUB, Abort, KeyShare, Leave, Message, Outbox, PeerId, Ready, Reason, Subtotal, SumSpec
 from cgd.secagg.reduction import MAX_SLICE_BYTES, check_members
@@ -142,15 +142,15 @@ class Session:
             self._fail(error)
             raise
 
-    def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, bytes] | None:
+    def next_outgoing(self, blocked: Collection[PeerId] = ()) -> tuple[PeerId, Buffer] | None:
         """Return the next recipient and frame; return None if there is nothing to send to recipients not `blocked`."""
         if (waiting := self._outbox.pop(blocked)) is not None:
             to, (number, message) = waiting
-            return to, to_bytes(Frame(self.session, number, message))
+            return to, encode(Frame(self.session, number, message))
         if self._sum is not None and (outgoing := self._sum.next_outgoing(blocked)) is not None:
             if self._sum.fault is not None:  # it occurred with this message, the last of the sum
                 self._fail(self._sum.fault)
-            return outgoing[0], to_bytes(Frame(self.session, self._sum.number, outgoing[1]))
+            return outgoing[0], encode(Frame(self.session, self._sum.number, outgoing[1]))
         return None
 
     def resend(self) -> None:

@@ -55,7 +55,7 @@ class Transport(Protocol):
     def members(self) -> tuple[PeerId, ...]:
         """The names of all members, including this one, sorted."""
 
-    def send(self, to: PeerId, frame: bytes) -> bool:
+    def send(self, to: PeerId, frame: Buffer) -> bool:
         """Put a frame into the send queue of a peer, without blocking.
 
         An accepted frame is delivered without further calls of this transport. So a transport over sockets has a thread

@@ -119,7 +119,7 @@ class Opened:
     """
 
     process: bytes = NO_PROCESS
-    content: bytes | None = None
+    content: Buffer | None = None
     answer: bytes | None = None
     stale: bool = False
     losses: int = 0
@@ -201,23 +201,23 @@ class Channel:
         _put(self._started, name, handshake, MAX_HANDSHAKES)
         return _header(PacketKind.FIRST, self._outbound_fingerprint, name) + handshake.write(self._factory.process)
 
-    def seal_hello(self, content: bytes, connection: int) -> list[bytes]:
+    def seal_hello(self, content: Buffer, connection: int) -> list[Buffer]:
         """Encrypt a message for the current process of the peer; start a handshake if no known process answers."""
         sealed = self.seal(content, self.process, connection)
         self._unanswered_hellos += 1
-        messages = [] if sealed is None else [sealed]
+        messages: list[Buffer] = [] if sealed is None else [sealed]
         if sealed is None or self._unanswered_hellos > MAX_UNANSWERED_HELLOS:
             messages.append(self.start_handshake())
         return messages
 
-    def seal(self, content: bytes, process: bytes, connection: int) -> bytes | None:
+    def seal(self, content: Buffer, process: bytes, connection: int) -> Buffer | None:
         """Encrypt a message for a process of the peer that has proved its key; return None without a session."""
         session = next((each for each in reversed(self._sessions.values()) if each.process == process), None)
         if session is None:
             return None
         sequence = session.next_sequence(connection)
         header = _header(PacketKind.TRANSPORT, self._outbound_fingerprint, session.name, sequence)
-        return header + session.encrypt(sequence, content, header)
+        return session.encrypt(sequence, content, header)
 
     def open(self, sealed: Buffer, connection: int) -> Opened:
         """Open a packet that the hub has relayed as one of the peer; it came by our connection `connection`.
@@ -226,12 +226,12 @@ class Channel:
             RelayError: the hub or the peer altered, swapped, repeated or reordered it.
             IncompatibleError: it was encrypted under another federation file, or by another version.
         """
-        header, body = bytes(sealed[:HEADER_BYTES]), bytes(sealed[HEADER_BYTES:])
+        header, body = bytes(sealed[:HEADER_BYTES]), memoryview(sealed)[HEADER_BYTES:]
         kind, name, sequence = self._check_header(header)
         if kind is PacketKind.FIRST:
-            return self._answer_handshake(name, body)
+            return self._answer_handshake(name, bytes(body))
         if kind is PacketKind.SECOND:
-            return self._complete_handshake(name, body)
+            return self._complete_handshake(name, bytes(body))
         proved = name in self._sessions
         session = self._sessions[name] if proved else self._offered.get(name)
         if session is None:

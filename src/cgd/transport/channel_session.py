@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from cgd.secagg.noise import nonce
+from cgd.secagg.buffers import pool
+from cgd.secagg.noise import TAG_BYTES, nonce
 
 if TYPE_CHECKING:
     from cgd.secagg.messages import Buffer
@@ -45,20 +46,27 @@ class ChannelSession:
         self._sent = connection, number + 1
         return connection * _NUMBERS_PER_CONNECTION + number
 
-    def encrypt(self, sequence: int, content: bytes, header: bytes) -> bytes:
-        """Encrypt a transport message."""
-        return self._encryption.encrypt(nonce(sequence), content, header)
+    def encrypt(self, sequence: int, content: Buffer, header: bytes) -> Buffer:
+        """Encrypt a transport message; return it after its header."""
+        message = pool.take(len(header) + len(content) + TAG_BYTES)
+        message[: len(header)] = header
+        self._encryption.encrypt_into(nonce(sequence), content, header, message[len(header) :])
+        return message.toreadonly()
 
-    def decrypt(self, sequence: int, body: Buffer, header: bytes) -> bytes:
+    def decrypt(self, sequence: int, body: Buffer, header: bytes) -> Buffer:
         """Decrypt a transport message.
 
         Raises:
             ValueError: it was not created by the peer.
         """
         try:
-            return self._decryption.decrypt(nonce(sequence), body, header)
+            if len(body) < TAG_BYTES:
+                raise InvalidTag
+            content = pool.take(len(body) - TAG_BYTES)
+            self._decryption.decrypt_into(nonce(sequence), body, header, content)
         except InvalidTag:
             raise ValueError("the authentication tag is wrong") from None
+        return content.toreadonly()
 
     def check_sequence(self, sequence: int, connection: int) -> int | None:
         """Record a message that came by our connection `connection`; return the number of messages lost before it.

@@ -21,6 +21,7 @@ from cgd.transport.base import MAX_FRAME_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cgd.secagg.messages import Buffer
     from cgd.transport.limits import ConnectionLimits
 
 log = logging.getLogger("cgd.transport")
@@ -120,10 +121,10 @@ class Connection:
             self._poller.register(self.dealer, zmq.POLLIN if writable else zmq.POLLIN | zmq.POLLOUT)
         return writable
 
-    def send(self, *parts: bytes) -> None:
+    def send(self, *parts: Buffer) -> None:
         """Send a message, or drop it if the queue is full: the link retransmits it."""
         with contextlib.suppress(zmq.Again):
-            self.dealer.send_multipart(parts, zmq.NOBLOCK)
+            self.dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
 
     def read_event(self, now: float) -> None:
         """Read and process an event of the monitor."""

@@ -222,7 +222,7 @@ class SessionDriver:
         self._session = session
         self._busy = threading.Lock()
         self._closed = threading.Event()
-        self._unsent: tuple[PeerId, bytes] | None = None
+        self._unsent: tuple[PeerId, Buffer] | None = None
         if timeout is not None and not timeout > 0:  # also NaN
             raise InputError(f"timeout is {timeout}; it is a number of seconds above 0, or None to wait without limit")
         if transport.me != session.me:
@@ -354,7 +354,7 @@ class SessionDriver:
             self._unsent = None
         return False
 
-    def _send(self, to: PeerId, frame: bytes) -> bool:
+    def _send(self, to: PeerId, frame: Buffer) -> bool:
         if not self._transport.send(to, frame):
             return False
         self.traffic.frames_sent += 1

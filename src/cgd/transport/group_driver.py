@@ -96,15 +96,20 @@ class GroupDriver:
             pending = membership.start(self._group, spec, encode, epoch, step, before_reveal)
             try:
                 self._runtime.wait(self._group, lambda: pending.done)
-                self._runtime.persist_new_entries(self._group)
             except BaseException:  # a timeout or an interrupt: the sum continues, and a repeated call gets its total
                 membership.group(self._group).abandon()
                 raise
-            if pending.fault is not None:
-                raise pending.fault
-            assert pending.total is not None  # noqa: S101 - for the type checker
-            self.traffic.sums += 1
-            return pending.total
+            group = membership.group(self._group)
+        try:
+            self._runtime.persist_new_entries(self._group, group.journal)
+        except BaseException:
+            group.abandon()
+            raise
+        if pending.fault is not None:
+            raise pending.fault
+        assert pending.total is not None  # noqa: S101 - for the type checker
+        self.traffic.sums += 1
+        return pending.total
 
     def abort_sum(self, reason: Reason) -> None:
         """Abort the next sum."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cgd.transport.link import Datagram
 
     # Called with True for a received and False for a sent message, the participant, and the two parts of the message.
-    MessageRecorder = Callable[[bool, PeerId, bytes, bytes], None]
+    MessageRecorder = Callable[[bool, PeerId, bytes, Buffer], None]
 
 log = logging.getLogger("cgd.hub")
 
@@ -88,7 +88,7 @@ class HubClient(Route):
         self.relayed = self.deposited = self.lost = 0
         self.replaced_connections: deque[bytes] = deque(maxlen=MAX_REPLACED_CONNECTIONS)
         self._hub = hub
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[Buffer] = deque()
         self.outbound.enqueue(RESEND_REQUEST)
 
     def can_send(self) -> bool:
@@ -102,7 +102,7 @@ class HubClient(Route):
 
     def send_ack(self, reply_to: bytes, datagram: Datagram) -> bool:
         """Send by the connection that the participant has made."""
-        return self._hub.send(self, reply_to, HUB_NAME, datagram.to_bytes())
+        return self._hub.send(self, reply_to, HUB_NAME, datagram.encode())
 
     def is_lost(self) -> bool:
         """Return whether the participant is not connected."""
@@ -112,7 +112,7 @@ class HubClient(Route):
         """Return that it is not connected."""
         return "not connected"
 
-    def enqueue(self, frame: bytes) -> bool:
+    def enqueue(self, frame: Buffer) -> bool:
         """Accept a frame for sending; return False if the participant has left too many unread."""
         if len(self._queue) > 4 * MAX_SLICES_AHEAD:
             return False
@@ -283,9 +283,9 @@ class Hub:
         elif message.parts != 2:
             self.rejections.add(name, "a malformed message", f"{message.parts} parts instead of 2")
         elif reply_to not in self._clients[name].replaced_connections:
-            self._dispatch(self._clients[name], reply_to, message.first.bytes, message.last.bytes)
+            self._dispatch(self._clients[name], reply_to, message.first.bytes, message.last.buffer.toreadonly())
 
-    def _dispatch(self, client: HubClient, reply_to: bytes, to: bytes, payload: bytes) -> None:
+    def _dispatch(self, client: HubClient, reply_to: bytes, to: bytes, payload: Buffer) -> None:
         if self._record is not None:
             self._record(True, client.peer, to, payload)
         if to == HUB_NAME:
@@ -297,7 +297,7 @@ class Hub:
                 client.peer, "a message for another", "this process was not accepted", level=logging.INFO
             )
 
-    def _relay(self, client: HubClient, to: bytes, payload: bytes) -> None:
+    def _relay(self, client: HubClient, to: bytes, payload: Buffer) -> None:
         """Relay a message to its recipient."""
         recipient = self._clients.get(to.decode(errors="replace"))
         if recipient is None or recipient is client:
@@ -309,7 +309,7 @@ class Hub:
             recipient.lost += 1
             self.send(client, client.inbound.reply_to, to, b"")
 
-    def _on_hub_datagram(self, client: HubClient, reply_to: bytes, payload: bytes) -> None:
+    def _on_hub_datagram(self, client: HubClient, reply_to: bytes, payload: Buffer) -> None:
         """Process a datagram for the hub itself."""
         try:
             datagram = link.from_bytes(payload)
@@ -334,12 +334,12 @@ class Hub:
         if finished is not None:
             self._send_total(*finished)
 
-    def _send_total(self, members: Collection[PeerId], total: bytes) -> None:
+    def _send_total(self, members: Collection[PeerId], total: Buffer) -> None:
         for member in members:
             if member in self._clients and not self._clients[member].enqueue(total):
                 self.rejections.add(member, "a total", "it has not read the previous ones, and its queue is full")
 
-    def send(self, client: HubClient, reply_to: bytes | None, name: bytes, payload: bytes) -> bool:
+    def send(self, client: HubClient, reply_to: bytes | None, name: bytes, payload: Buffer) -> bool:
         """Send a message to a participant; return False if it is not connected."""
         if self._record is not None:
             self._record(False, client.peer, name, payload)

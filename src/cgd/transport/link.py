@@ -37,6 +37,7 @@ from enum import IntEnum
 from math import inf
 from typing import TYPE_CHECKING
 
+from cgd.secagg.buffers import pool
 from cgd.transport.base import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
@@ -91,8 +92,12 @@ class Datagram:
     body: Buffer = b""
 
     def to_bytes(self) -> bytes:
-        """Serialise the datagram."""
-        return b"".join((_HEADER.pack(_MAGIC, VERSION, self.kind, self.sender, self.recipient, self.number), self.body))
+        """Serialise the datagram as one object; `encode` costs less."""
+        return bytes(self.encode())
+
+    def encode(self) -> Buffer:
+        """Serialise the datagram; the header of a large frame is put before it in its buffer."""
+        return pool.join(_HEADER.pack(_MAGIC, VERSION, self.kind, self.sender, self.recipient, self.number), self.body)
 
 
 class DatagramError(ValueError):
@@ -143,14 +148,14 @@ class OutboundLink:
         self._hello = hello
         self._peer = NO_INCARNATION
         self._numbered_for = NO_INCARNATION  # the incarnation of the peer that the current numbers belong to
-        self._frames: deque[bytes] = deque()  # frames that are not known to be consumed
+        self._frames: deque[Buffer] = deque()  # frames that are not known to be consumed
         self._bytes = 0
         self._first_number = 0  # of `_frames`
         self._next_number = 0  # of the first frame that was not sent yet
         self._last_sent = -inf  # the time of the last HELLO or PING
         self._pending_ping: tuple[int, float] | None = None
 
-    def enqueue(self, frame: bytes) -> bool:
+    def enqueue(self, frame: Buffer) -> bool:
         """Accept a frame for sending; return False if the window is full."""
         if self._frames and self._bytes + len(frame) > WINDOW_BYTES:
             return False

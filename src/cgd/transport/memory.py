@@ -11,7 +11,7 @@ from cgd.errors import ClosedError, MembershipError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cgd.secagg.messages import PeerId
+    from cgd.secagg.messages import Buffer, PeerId
 
 # Capacity of one inbox: it keeps the memory of m members from growing as m² vectors.
 MAX_INBOX_BYTES = 16 << 20
@@ -22,7 +22,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._frames: deque[tuple[PeerId, bytes]] = deque()
+        self._frames: deque[tuple[PeerId, Buffer]] = deque()
         self._bytes = 0
         self._woken = False
         self._closed = False
@@ -32,7 +32,7 @@ class Inbox:
         """True after `close`."""
         return self._closed
 
-    def put(self, sender: PeerId, frame: bytes) -> bool:
+    def put(self, sender: PeerId, frame: Buffer) -> bool:
         """Append a frame; return False if the inbox is full. An empty inbox accepts a frame of any size."""
         with self._changed:
             if self._closed:
@@ -44,7 +44,7 @@ class Inbox:
             self._changed.notify()
             return True
 
-    def get(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
+    def get(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
         """Remove and return the next frame; wait for it at most `timeout` seconds."""
         with self._changed:
             self._changed.wait_for(lambda: self._frames or self._woken or self._closed, timeout)
@@ -79,13 +79,13 @@ class MemoryTransport:
         self.members = tuple(sorted(inboxes))
         self._inboxes = inboxes
 
-    def send(self, to: PeerId, frame: bytes) -> bool:
+    def send(self, to: PeerId, frame: Buffer) -> bool:
         """Put a frame into a peer's inbox; see `Transport.send`."""
         if to not in self._inboxes or to == self.me:
             raise MembershipError(f"{to} is not a peer of {self.me} ({', '.join(self.members)})")
         return self._inboxes[self.me].closed or self._inboxes[to].put(self.me, frame)
 
-    def receive(self, timeout: float | None) -> tuple[PeerId, bytes] | None:
+    def receive(self, timeout: float | None) -> tuple[PeerId, Buffer] | None:
         """Take the next frame from this member's inbox; see `Transport.receive`."""
         return self._inboxes[self.me].get(timeout)
 

@@ -179,11 +179,11 @@ class DirectRoute(Route):
 
     def send_data(self, datagram: Datagram) -> None:
         """Send by our connection."""
-        self.connection.send(datagram.to_bytes())
+        self.connection.send(datagram.encode())
 
     def send_ack(self, reply_to: bytes, datagram: Datagram) -> bool:
         """Send by the peer's connection."""
-        return send_to(self._router, reply_to, datagram.to_bytes())
+        return send_to(self._router, reply_to, datagram.encode())
 
     def outbound_problem(self, now: float) -> str:  # noqa: ARG002
         """Return the problem of our connection."""
@@ -238,7 +238,7 @@ class HubRoute(Route):
 
     def send_data(self, datagram: Datagram) -> None:
         """Send by our connection."""
-        self.connection.send(HUB_NAME, datagram.to_bytes())
+        self.connection.send(HUB_NAME, datagram.encode())
 
     def send_ack(self, reply_to: bytes, datagram: Datagram) -> bool:  # noqa: ARG002
         """Send by our connection, the only one."""
@@ -290,17 +290,17 @@ class RelayedRoute(Route):
         if datagram.kind is not DatagramKind.HELLO:
             self.send_ack(self._process, datagram)
         elif self._hub.connection.can_send():  # otherwise it is dropped before it gets a sequence number
-            self._send(*self.channel.seal_hello(datagram.to_bytes(), self._hub.connection.number))
+            self._send(*self.channel.seal_hello(datagram.encode(), self._hub.connection.number))
 
     def send_ack(self, reply_to: bytes, datagram: Datagram) -> bool:
         """Encrypt for the process that sent the datagram; whether it still runs is not known."""
         connection = self._hub.connection
-        sealed = self.channel.seal(datagram.to_bytes(), reply_to, connection.number) if connection.can_send() else None
+        sealed = self.channel.seal(datagram.encode(), reply_to, connection.number) if connection.can_send() else None
         if sealed is not None:
             self._send(sealed)
         return True
 
-    def open(self, payload: Buffer) -> tuple[bytes, bytes] | None:
+    def open(self, payload: Buffer) -> tuple[bytes, Buffer] | None:
         """Decrypt a relayed message; return the sending process and the datagram, or None if there is none.
 
         A message with which the hub or the peer has tampered is dropped and logged. The links send it again.
@@ -380,15 +380,15 @@ class RelayedRoute(Route):
             return "nothing is received from it through the hub yet"
         return "we reach it through the hub, and receive nothing: it sends nothing, or the hub does not relay it"
 
-    def _send(self, *sealed: bytes) -> None:
+    def _send(self, *sealed: Buffer) -> None:
         for each in sealed:
             self._hub.connection.send(self.peer.encode(), each)
 
 
-def send_to(router: Socket, reply_to: bytes, *parts: bytes) -> bool:
+def send_to(router: Socket, reply_to: bytes, *parts: Buffer) -> bool:
     """Send by a connection that a peer has made; return False if it is lost. If its queue is full, drop the message."""
     try:
-        router.send_multipart([reply_to, *parts], zmq.NOBLOCK)
+        router.send_multipart([reply_to, *parts], zmq.NOBLOCK, copy=False)
     except zmq.ZMQError as error:  # EHOSTUNREACH: the connection is lost; EAGAIN: the queue is full
         return error.errno != zmq.EHOSTUNREACH
     return True

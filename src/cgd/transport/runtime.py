@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from cgd.secagg.federation_spec import FederationSpec
     from cgd.secagg.group import Group
+    from cgd.secagg.journal import Journal
     from cgd.secagg.membership import Membership
     from cgd.secagg.messages import Buffer, PeerId
     from cgd.transport.base import PeerStatus, ReconnectingTransport
@@ -59,8 +61,8 @@ class JournalStore(Protocol):
     def rotate(self, group: str) -> None:
         """Start a new segment: `save` will be called for the journal as it is now, later entries follow it."""
 
-    def save(self, group: str, length: int, journal: bytes) -> bool:
-        """Replace all entries up to `length` by the serialised journal; return whether that succeeded."""
+    def save(self, group: str, length: int, *journal: Buffer) -> bool:
+        """Replace all entries up to `length` by the serialised journal, in pieces; return whether that succeeded."""
 
 
 class FederationRuntime:
@@ -92,13 +94,15 @@ class FederationRuntime:
         self.traffic, self.waiting = Traffic(), WaitingClock()
         self._timeout, self._linger = timeout, linger
         self._store, self._on_close = store, on_close
+        self._storing = threading.Lock()  # held while entries are stored; its holder does not wait for `_changed`
+        self._saver: threading.Thread | None = None  # saves snapshots, which takes longer than the peers should wait
         self._saved: dict[str, tuple[int, float]] = {}  # the length and time of the last `store.save`, by group
         self._persisted = {name: len(membership.group(name).journal) for name in membership.groups}
         membership.on_pending_reveal = self._persist_pending_reveal
         membership.on_present = self._log_present
         self._silence = SilenceClock(patience)
         self._changed = threading.Condition(threading.RLock())
-        self._unsent: dict[PeerId, bytes] = {}
+        self._unsent: dict[PeerId, Buffer] = {}
         self._last_received = time.monotonic()
         self._rejections = RejectionLog()
         self._states, self._history = StateLog(), StateHistory()
@@ -258,29 +262,39 @@ class FederationRuntime:
         if text := wait.reminder(self.report(), waited_for, what):
             log.warning("%s", text, extra={"event": "waiting"})
 
-    def persist_new_entries(self, group: str) -> None:
-        """Store the new entries of a group's journal; the caller has locked the membership.
+    def persist_new_entries(self, group: str, journal: Journal) -> None:
+        """Store the new entries of a group's journal.
 
         This is done before the program gets a total. So no later sum of any group can finish unless all members of
-        this group have stored the sums before it.
+        this group have stored the sums before it. The membership need not be locked: meanwhile the runtime's thread
+        sends our last messages of the sum, for which others wait.
         """
         if self._store is None:
             return
-        journal = self.membership.group(group).journal
-        persisted = self._persisted.get(group, 0)
-        if len(journal) > persisted + 1:  # a peer sent us entries; the states that came with them are stored, too
-            self._store.rotate(group)
-            self._store.save(group, len(journal), journal.to_bytes())
-        elif len(journal) > persisted:
-            self._store.append(group, persisted, journal.entry_record(persisted))
-        self._persisted[group] = len(journal)
+        with self._storing:
+            self._append_new_entries(self._store, group, journal)
+
+    def _append_new_entries(self, store: JournalStore, group: str, journal: Journal) -> None:
+        """Append to the stored journal what it lacks; the caller holds `_storing`."""
+        persisted, length = self._persisted.get(group, 0), len(journal)
+        if length > persisted + 1:  # a peer sent us entries; the states that came with them are stored, too
+            snapshot = journal.snapshot()
+            length = len(snapshot)
+            store.rotate(group)
+            store.save(group, length, *snapshot.pieces())
+        elif length > persisted:
+            store.append(group, persisted, journal.entry_record(persisted))
+        self._persisted[group] = max(persisted, length)
 
     def _persist_pending_reveal(self, group: Group) -> None:
         """Store that this member is about to reveal its self-mask key, after all entries before that."""
-        self.persist_new_entries(group.name)
+        self.persist_new_entries(group.name, group.journal)
         record = group.journal.pending_reveal_record()
-        if self._store is not None and not self._store.append(group.name, len(group.journal), record):
-            self._saved[group.name] = -1, 0.0  # save a snapshot as soon as possible, although no entry was added
+        if self._store is None:
+            return
+        with self._storing:
+            if not self._store.append(group.name, len(group.journal), record):
+                self._saved[group.name] = -1, 0.0  # save a snapshot as soon as possible, although no entry was added
 
     def _check(self) -> None:
         if isinstance(self._failure, CGDError):
@@ -322,6 +336,8 @@ class FederationRuntime:
             self._failure = error
         with self._changed:
             self._changed.notify_all()
+        if self._saver is not None:
+            self._saver.join()
 
     def _note_silence(self) -> None:
         """Let the members that are present go on without those that have been silent for too long."""
@@ -367,7 +383,7 @@ class FederationRuntime:
             else:
                 self._unsent[outgoing[0]] = outgoing[1]
 
-    def _send(self, to: PeerId, frame: bytes) -> bool:
+    def _send(self, to: PeerId, frame: Buffer) -> bool:
         if to not in (*self.transport.members, HUB):
             return True  # removed in this epoch
         try:
@@ -406,24 +422,38 @@ class FederationRuntime:
 
     def _save_journals(self, *, now: bool = False) -> None:
         """Save the journals that have grown since they were saved, at most every `SAVE_SECONDS`, or `now`."""
-        if self._store is None:
+        if self._store is None or (self._saver is not None and self._saver.is_alive() and not now):
             return
+        if self._saver is not None:
+            self._saver.join()
         with self._changed:
-            names = self.membership.groups
-        for name in names:
-            length, saved_at = self._saved.get(name, (0, time.monotonic()))
-            with self._changed:
-                if name not in self.membership.groups:
-                    continue
-                journal = self.membership.group(name).journal
-                if len(journal) == length or (not now and time.monotonic() - saved_at < SAVE_SECONDS):
-                    self._saved.setdefault(name, (length, saved_at))
-                    continue
-                self._store.rotate(name)
-                snapshot = journal.snapshot()
-                self._persisted[name] = len(snapshot)
-            saved = self._store.save(name, len(snapshot), snapshot.to_bytes())  # serialised without the lock
-            self._saved[name] = len(snapshot) if saved else -1, time.monotonic()  # after a failure it is tried again
+            due = {}
+            with self._storing:
+                for name in filter(partial(self._is_due, now=now), self.membership.groups):
+                    snapshot = self.membership.group(name).journal.snapshot()
+                    self._append_new_entries(self._store, name, snapshot)  # they are on the disk before the snapshot
+                    self._store.rotate(name)
+                    due[name] = snapshot, self._saved[name]
+        if due:
+            self._saver = threading.Thread(target=self._save, args=(due,), name=f"cgd-journal-{self.me}", daemon=True)
+            self._saver.start()
+            if now:
+                self._saver.join()
+
+    def _is_due(self, name: str, now: bool) -> bool:
+        """Return whether a group's journal has to be saved; the caller has locked the membership."""
+        length, saved_at = self._saved.setdefault(name, (0, time.monotonic()))
+        changed = len(self.membership.group(name).journal) != length
+        return changed and (now or time.monotonic() - saved_at >= SAVE_SECONDS)
+
+    def _save(self, journals: Mapping[str, tuple[Journal, tuple[int, float]]]) -> None:
+        """Save snapshots of journals, each with its state in `_saved` when it was made; in a thread of its own."""
+        assert self._store is not None  # noqa: S101 - for the type checker
+        for name, (snapshot, before) in journals.items():
+            saved = self._store.save(name, len(snapshot), *snapshot.pieces())
+            with self._storing:
+                if self._saved[name] == before:  # else a record could not be stored meanwhile, and this lacks it
+                    self._saved[name] = len(snapshot) if saved else -1, time.monotonic()  # a failure is tried again
 
 
 def _silent_seconds(status: PeerStatus | None) -> float:

@@ -93,7 +93,7 @@ class TappedTransport:
         """The names of all members."""
         return self._inner.members
 
-    def send(self, to: PeerId, frame: bytes) -> bool:
+    def send(self, to: PeerId, frame: Buffer) -> bool:
         """Send a frame; see `Transport.send`."""
         return self._inner.send(to, frame)
 

@@ -98,7 +98,7 @@ class ZeroMQTransport:
 
     # The interface of Transport.
 
-    def send(self, to: PeerId, frame: bytes) -> bool:
+    def send(self, to: PeerId, frame: Buffer) -> bool:
         """Put a frame into the link to a peer; return False if its window is full."""
         if len(frame) > MAX_FRAME_BYTES:
             raise InputError(f"a frame has {len(frame)} bytes; the limit over the network is {MAX_FRAME_BYTES}")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from cgd.audit.view import Scheme
-    from cgd.secagg.messages import Opening, PeerId
+    from cgd.secagg.messages import Buffer, Opening, PeerId
 
 MEMBERS = ("a", "b", "c", "d")
 ATTACKER = "b"
@@ -50,7 +50,7 @@ class MaliciousReducer:
         self._parts: dict[PeerId, bytes] = {}  # the masked total of each reducer's part
         self._readies: dict[PeerId, Ready] = {}
 
-    def observe(self, sender: PeerId, data: bytes) -> None:
+    def observe(self, sender: PeerId, data: Buffer) -> None:
         """Note a frame that it received, or is about to send."""
         match from_bytes(data, sender).message:
             case Ready() as ready:
@@ -58,7 +58,7 @@ class MaliciousReducer:
             case Total(_, words):
                 self._parts[sender] = bytes(words)
 
-    def change_received(self, sender: PeerId, data: bytes) -> bytes:
+    def change_received(self, sender: PeerId, data: Buffer) -> Buffer:
         """Return the frame that it processes instead: to send all the same wrong total, it changes a subtotal."""
         self.observe(sender, data)
         frame = from_bytes(data, sender)
@@ -67,7 +67,7 @@ class MaliciousReducer:
                 return to_bytes(Frame(frame.session, frame.number, Subtotal(start, _flip_bit(words))))
         return data
 
-    def change_sent(self, to: PeerId, data: bytes) -> bytes:
+    def change_sent(self, to: PeerId, data: Buffer) -> Buffer:
         """Return the frame that it sends instead."""
         frame = from_bytes(data, ATTACKER)
         if to not in self._deceived:
@@ -113,7 +113,7 @@ def run_sum(lie: Lie, opening: Opening, seed: int) -> dict[PeerId, bool | None]:
 
 def _deliver(sessions: dict[PeerId, Session], reducer: MaliciousReducer, rng: random.Random) -> None:
     """Deliver all frames in a random order, which keeps the order between each sender and recipient."""
-    in_flight: list[tuple[PeerId, PeerId, bytes]] = []
+    in_flight: list[tuple[PeerId, PeerId, Buffer]] = []
     while True:
         for sender, each in sessions.items():
             while (outgoing := each.next_outgoing()) is not None:
