@@ -37,8 +37,8 @@ from rich.console import Console
 from rich.table import Table
 
 import cgd
+from cgd.aes import keystream
 from cgd.secagg.fixed_point import CHUNK_ELEMENTS
-from cgd.secagg.masking import keystream
 from federation import NAMES, SIZES, create_federations, run_hub
 
 if TYPE_CHECKING:

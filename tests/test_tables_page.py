@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from cgd.federation.config import FOR_PRIVATE_TABLES, FOR_TABLES, Federation
 from cgd.federation.intersection_section import EACH_LEARNS_WHO, Intersection
 from cgd.federation.model_section import Model
 from cgd.federation.privacy_section import PrivacySection
-from cgd.tabular.intersection import read_salt
+from cgd.tabular.intersection import intersect, read_salt
 from cgd.tabular.models import build
 from cgd.tabular.shared_ids import check_ids, normalize_ids
 from cgd.tabular.training import train
+from support.intersections import DATA, records_of
 from support.pages import load_script
 from support.tabular import REGRESSION, records, run_members, table, tabular_settings, write_federation
 
@@ -161,10 +163,29 @@ def id_errors() -> list[str]:
     return errors
 
 
+def intersection_errors() -> list[str]:
+    """Return the messages about another salt, and about too few people in common."""
+
+    def member(row: Any, numbers: range, settings: Intersection, salt: bytes) -> str:
+        data = replace(DATA, intersection=settings)
+        with pytest.raises(InputError) as error:
+            intersect(records_of(numbers, data), row, data, salt)
+        text = str(error.value)
+        for place, name in enumerate(("archive-a", "clinic-a", "lab-a"), start=1):
+            text = text.replace(f"participant-{place}", name)
+        return text
+
+    plain, salted = (Intersection(20, 2000, EACH_LEARNS_WHO, salt=salt) for salt in (False, True))
+    sets, right, wrong = [range(40), range(37, 80), range(100)], b"a secret of the row", b"another secret of a row"
+    few = run_members(member, sets, [plain] * 3, [b""] * 3)
+    return [few[0], run_members(member, sets, [salted] * 3, [right, right, wrong])[0]]
+
+
 def test_messages_of_the_page_are_the_real_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain").mkdir()
-    messages = own_errors(tmp_path) + common_errors() + statistics_errors() + id_errors()
+    messages = own_errors(tmp_path) + common_errors() + statistics_errors()
+    messages += id_errors() + intersection_errors()
     matches = load_script("run_tutorial").matches
     documented = documented_errors()
     assert len(documented) > 20

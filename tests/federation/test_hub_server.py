@@ -108,7 +108,7 @@ def test_members_may_adopt_a_new_epoch_before_the_hub(
 
     def all_deposited() -> bool:
         partial_sums = hub.hub._aggregator._sums.values()
-        return any(len(members) == 3 for each in list(partial_sums) for _, members in each.slices.values())
+        return any(len(part.depositors) == 3 for each in list(partial_sums) for part in each.slices.values())
 
     def catch_up() -> None:
         eventually(all_deposited)

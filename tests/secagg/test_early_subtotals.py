@@ -31,10 +31,10 @@ from support.wire import Network, names, random_secrets, ring_total, sessions, s
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cgd.secagg.messages import Masking, Opening
+    from cgd.secagg.messages import Buffer, Masking, Opening
     from cgd.secagg.session import Session
 
-    Sent = tuple[int, str, str, bytes]  # when it arrives, sender, recipient, frame
+    Sent = tuple[int, str, str, Buffer]  # when it arrives, sender, recipient, frame
 
 SESSION = b"s" * 16
 
@@ -54,8 +54,8 @@ def latencies(members: Mapping[str, Session], opening: Opening) -> int:
         in_flight = [each for each in in_flight if each[0] > now]
         for _, sender, to, frame in arrived:
             if to == HUB:
-                recipients, total = aggregator.receive(sender, frame) or ((), b"")
-                in_flight += [(now + 1, HUB, member, total) for member in recipients]
+                if (added := aggregator.receive(sender, frame)) is not None:
+                    in_flight += [(now + 1, HUB, member, added[1]) for member in added[0]]
             else:
                 members[to].receive(sender, frame)
         if all(session.finished for session in members.values()):

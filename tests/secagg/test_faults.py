@@ -232,7 +232,7 @@ def test_frames_of_another_session_and_unknown_senders_are_rejected() -> None:
 
 def test_vector_of_wrong_length_is_rejected() -> None:
     members = started()
-    ready, subtotal = (frame for to, frame in iter(members["p1"].next_outgoing, None) if to == "p0")
+    ready, subtotal = (bytes(frame) for to, frame in iter(members["p1"].next_outgoing, None) if to == "p0")
     longer = subtotal[:40] + (len(subtotal) - 48 + 4).to_bytes(8, "little") + subtotal[48:] + bytes(4)
     members["p0"].receive("p1", ready)
     with pytest.raises(RemoteProtocolError, match="p1: sent a Subtotal of 12 bytes from element 0 on, not 8"):
