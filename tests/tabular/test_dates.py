@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cgd
 from cgd import InputError
 from cgd.federation.config import Federation
 from cgd.federation.data_schema import Column, DatePart, parse_data, parse_schema
@@ -345,6 +347,9 @@ def test_training_and_predictions_with_dates(tmp_path: Path) -> None:
     assert np.array_equal(loaded.predict_proba(new), made.predict_proba(european))
     assert np.mean(loaded.predict(new) == np.array(new["y"])) > 0.8
     assert loaded.feature_names_in_.tolist() == ["day"]
+    estimator = cgd.ConfinedClassifier(tmp_path / "run")
+    assert (estimator.n_features_in_, estimator.feature_names_in_.tolist()) == (1, ["day"])
+    assert np.array_equal(estimator.predict_proba(pandas.DataFrame({"day": new["day"]})), loaded.predict_proba(new))
     assert loaded.data == data
     with pytest.raises(InputError, match="has no column 'day'"):
         loaded.predict({"days": new["day"]})

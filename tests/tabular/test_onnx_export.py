@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import cgd
 from cgd import extras
 from cgd.errors import InputError, MissingExtraError
 from cgd.experiments import organisations
-from cgd.federation.data_schema import Column, Data
+from cgd.federation.data_schema import WEEKDAYS, Column, Data
 from cgd.federation.model_section import Model
 from cgd.tabular.cells import MissingMarkers
 from cgd.tabular.dataset import dataset_from_frame
@@ -161,6 +162,28 @@ def test_value_that_the_model_refuses_is_missing_in_the_graph(value: str) -> Non
     stats = CategoryStats("ward", ("one", "two"), (5, 5), 1)
     places, default = category_places(column, stats, MissingMarkers([]))
     assert (places["A"], places["B"], places[""], places.get(value, default)) == (0, 1, 2, 2)
+
+
+def test_date_has_an_input_for_each_of_its_parts() -> None:
+    """The graph cannot read dates: its caller gives the days since the reference, the month and the weekday."""
+    data = Data("outcome", (Column("admitted", "date", reference="2020-01-01"),), classes=("well", "ill"))
+    days = [date(2020, 1, 1) + timedelta(37 * place) for place in range(60)]
+    frame: dict[str, list[Any]] = {
+        "admitted": [None if place % 9 == 8 else day.isoformat() for place, day in enumerate(days)],
+        "outcome": ["ill" if day.month > 6 else "well" for day in days],
+    }
+    settings = tabular_settings(data, steps=10)
+    members = [dataset_from_frame(frame, data, data.input_columns, target=True)[0] for _ in range(3)]
+    result = run_members(lambda peers, own: train(peers, settings, own), members)[0]
+    model = ConfinedModel.from_training(result, settings, PROVENANCE)
+    known = [each is not None for each in frame["admitted"]]
+    parts = {
+        "admitted days": np.where(known, [(day - days[0]).days for day in days], np.nan),
+        "admitted month": np.where(known, [str(day.month) for day in days], "").astype(object),
+        "admitted weekday": np.where(known, [WEEKDAYS[day.weekday()] for day in days], "").astype(object),
+    }
+    found = session(model).run(None, {name: values.reshape(-1, 1) for name, values in parts.items()})
+    assert np.abs(found[1] - model.predict_proba({"admitted": frame["admitted"]})).max() <= TOLERANCE
 
 
 def test_names_of_columns_may_be_those_of_outputs_and_nodes() -> None:

@@ -55,7 +55,7 @@ class _ConfinedEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def n_features_in_(self) -> int:
         """The number of columns that the model uses."""
-        return len(self.model_.columns)
+        return len(self.feature_names_in_)
 
     def fit(self, X: Any, y: Any = None) -> NoReturn:  # noqa: ARG002, N803 - scikit-learn's names
         """Refuse to train: a model is trained by `cgd join`, together with the others.
