@@ -77,6 +77,8 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     with tempfile.TemporaryDirectory(prefix="cgd-ray-", ignore_cleanup_errors=True) as folder:
+        os.environ["RAY_TMPDIR"] = folder  # the cluster writes its address there, and does not create this folder
+        (Path(folder) / "ray").mkdir()
         node = {"num_cpus": 2, "include_dashboard": False, "temp_dir": folder, "object_store_memory": 80 << 20}
         cluster = Cluster(initialize_head=True, head_node_args=node)
         second = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
