@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import stat
-import sys
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 import pytest
 
-from cgd.cli import main
 from cgd.local import solo_peers
 from cgd.tabular.model import ConfinedModel
 from cgd.tabular.training import train
@@ -17,27 +15,10 @@ from support import runs
 from support.tabular import records, table, tabular_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 PRIVATE_MODEL = "keep it as secret as the folder of the run"
 COMMON_MODEL = "which all members have: it contains nothing of ours alone"
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., tuple[int, str, str]]:
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cgd", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture

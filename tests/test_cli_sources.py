@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from cgd import extras
 from cgd.audit.own_table import OwnTable
 from cgd.audit.sources import plan_for
-from cgd.cli import main
 from cgd.errors import InputError
 from cgd.local import solo_peers
 from cgd.tabular.model import ConfinedModel
@@ -33,20 +31,12 @@ SELECT = f"SELECT {', '.join(COLUMNS)} FROM records"
 
 
 @pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., tuple[int, str, str]]:
-    """Run a command in this process; return its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
+def command(command: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command; return its exit code, standard output, and standard error as one line."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cgd", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(ended.value.code or 0), out, " ".join(err.split())
+        code, out, err = command(*arguments)
+        return code, out, " ".join(err.split())
 
     return run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import stat
 import sys
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cgd.cli import main
 from cgd.cli.display import log_events
 from cgd.errors import InputError
 from cgd.federation.config import FOR_PRIVATE_TABLES, FOR_TABLES, Federation
@@ -31,27 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = ("ada", "bob", "cleo")
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Run a command in this process; return its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cgd", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(ended.value.code or 0), out, err
-
-    before = signal.getsignal(signal.SIGTERM)
-    yield run
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

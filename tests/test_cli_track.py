@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cgd.cli import main
 from cgd.reporting.tracking import FIGURES
 from support.mlflow_server import MLflowServer, needs_mlflow, runs
 from support.tabular import table, write_csv, write_federation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 NAMES = ("ada", "bob", "cleo")
@@ -32,22 +31,6 @@ tracking.END_SECONDS = {SECONDS}
 main()
 """
 MORE = {"computing_seconds", "summing_seconds", "waiting_seconds"}
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., tuple[int, str, str]]:
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["cgd", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def test_options_are_checked_before_anything_is_sent(command: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import zipfile
 from datetime import date, datetime
@@ -17,7 +18,7 @@ from cgd.federation.data_schema import Column, Data, parse_data
 from cgd.tabular.dataset import locate_records, read_dataset
 from cgd.tabular.schema import suggest_schema
 from cgd.tabular.sources import open_source, parse_source
-from cgd.tabular.workbook_marks import cell_name
+from cgd.tabular.workbook_marks import STYLES, WORKBOOK, cell_name
 from cgd.tabular.workbooks import Sheet
 from support.tabular import COLUMNS, DATA, table, write_csv
 from support.workbooks import write_table, write_workbook
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NUMBER, WARD = Column("x", "number"), Column("ward", "category")
+
+
+SHEET = posixpath.join("xl", "worksheets", "sheet1.xml")  # in the archive
 
 
 def write_cells(path: Path, cells: dict[str, Any], *sheets: str, **options: Any) -> Path:
@@ -174,7 +178,7 @@ def test_row_with_an_error_only_is_not_skipped(tmp_path: Path) -> None:
 
 def test_formula_whose_value_is_not_stored_is_refused(tmp_path: Path) -> None:
     path = write_cells(tmp_path / "a.xlsx", {"A1": "x", "A2": ("formula", "=1+1", ""), "A3": 1})
-    edit(path, "xl/worksheets/sheet1.xml", rb"<f>1\+1</f><v></v>", b"<f>1+1</f>")
+    edit(path, SHEET, rb"<f>1\+1</f><v></v>", b"<f>1+1</f>")
     assert "cell A2, column 'x': the value of its formula is not stored; open the workbook in a" in refused(path)
 
 
@@ -272,7 +276,7 @@ def test_damaged_and_other_files_are_refused(tmp_path: Path) -> None:
     assert "cannot be read (No such file or directory)" in refused(tmp_path / "nowhere.xlsx")
 
 
-@pytest.mark.parametrize("part", ["xl/worksheets/sheet1.xml", "xl/styles.xml", "xl/workbook.xml"])
+@pytest.mark.parametrize("part", [SHEET, STYLES, WORKBOOK])
 @pytest.mark.parametrize(
     ("pattern", "text"), [(rb">", b""), (rb'r="A1"', b'r="?"'), (rb"[0-9]+", b"x"), (rb"<", b"&x;<")]
 )

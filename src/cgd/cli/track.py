@@ -51,7 +51,7 @@ class RunTracking:
 
     @property
     def cautions(self) -> Iterable[str]:
-        """What it means to track a run, one sentence for each target."""
+        """Return what it means to track a run, one sentence for each target."""
         targets = () if self._tracking is None else self._tracking.targets
         return (f"tracking with {each}: {each.caution}" for each in targets)
 

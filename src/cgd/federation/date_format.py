@@ -1,4 +1,4 @@
-"""How dates are written in tables: the formats of `[data.columns]`, and days as numbers.
+"""Formats of the dates in tables, as in `[data.columns]`, and days as numbers.
 
     admission = { type = "date", format = "%d.%m.%Y" }
 

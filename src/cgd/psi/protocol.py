@@ -60,7 +60,7 @@ _LENGTH_BYTES = 8
 
 @dataclass
 class CommonState:
-    """What all members know after the finished steps, the same bytes at each.
+    """The state of all members after the finished steps, the same bytes at each.
 
     Attributes:
         step: the number of finished steps.
@@ -306,7 +306,7 @@ class SetMember:
 
     @property
     def _context(self) -> tuple[bytes, ...]:
-        """What our keys depend on besides our secret: all sets of this run."""
+        """Return what our keys depend on besides our secret: all sets of this run."""
         return (*self.state.announcements, self.state.start)
 
     def _announcement(self, nonce: bytes) -> bytes:

@@ -36,7 +36,7 @@ FIGURES = ("training_loss", "validation_loss", "everyone_validation_loss", "scor
 MAX_ROWS = 10_000
 PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0
 END_SECONDS = 5.0
-"""How long the end of the process waits for the last figures, for all targets together; see `cgd.cli.notify`."""
+"""Seconds that the end of the process waits for the last figures, for all targets together; see `cgd.cli.notify`."""
 
 
 class Tracker:

@@ -1,4 +1,4 @@
-"""Where `cgd join --track` writes figures: event files of TensorBoard, or a tracking server of MLflow.
+"""Write the figures of `cgd join --track` to event files of TensorBoard, or to a tracking server of MLflow.
 
 Both know which figures they have, so nothing is written twice, and a run that is continued after a restart is one run.
 """
@@ -82,7 +82,7 @@ class Target(Protocol):
     """A place for the figures of runs; its `str` contains no secret."""
 
     caution: str
-    """What it means to track a run there, for the participant."""
+    """A sentence for the participant: who sees what."""
 
     def open(self, run: TrackedRun) -> Store:
         """Open the place of a run, which is created if it does not exist."""

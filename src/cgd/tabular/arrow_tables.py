@@ -17,7 +17,23 @@ if TYPE_CHECKING:
 BATCH_ROWS = 1 << 16
 
 
-class ParquetTable:
+class NumberedRows:
+    """The places in a table whose rows have a number only. See `cgd.tabular.readers.Table`."""
+
+    def locate(self, row: int) -> str:
+        """See `Table`."""
+        return f"row {row + 1}"
+
+    def locate_all(self, rows: Sequence[int]) -> list[str]:
+        """See `Table`."""
+        return [self.locate(row) for row in rows]
+
+    def remark(self, position: int) -> str:  # noqa: ARG002
+        """See `Table`."""
+        return ""
+
+
+class ParquetTable(NumberedRows):
     """A Parquet file."""
 
     def __init__(self, path: Path) -> None:
@@ -40,23 +56,11 @@ class ParquetTable:
         except (pyarrow.ArrowException, OSError) as error:
             raise self._damaged(error) from None
 
-    def locate(self, row: int) -> str:
-        """See `Table`."""
-        return f"row {row + 1}"
-
-    def locate_all(self, rows: Sequence[int]) -> list[str]:
-        """See `Table`."""
-        return [self.locate(row) for row in rows]
-
-    def remark(self, position: int) -> str:  # noqa: ARG002
-        """See `Table`."""
-        return ""
-
     def _damaged(self, error: Exception) -> InputError:
         return InputError(f"{self.title} is not a Parquet file, or is damaged ({_first_line(error)}); export it again")
 
 
-class DataFrameTable:
+class DataFrameTable(NumberedRows):
     """A table in memory: anything `pyarrow.table` accepts, such as a dictionary of arrays or a data frame."""
 
     def __init__(self, frame: Any) -> None:
@@ -75,18 +79,6 @@ class DataFrameTable:
         """See `Table`."""
         for batch in self._table.select(list(positions)).to_batches(max_chunksize=BATCH_ROWS):
             yield batch.columns
-
-    def locate(self, row: int) -> str:
-        """See `Table`."""
-        return f"row {row + 1}"
-
-    def locate_all(self, rows: Sequence[int]) -> list[str]:
-        """See `Table`."""
-        return [self.locate(row) for row in rows]
-
-    def remark(self, position: int) -> str:  # noqa: ARG002
-        """See `Table`."""
-        return ""
 
 
 def _check_not_empty(title: str, schema: Any) -> None:

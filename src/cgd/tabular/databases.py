@@ -36,6 +36,7 @@ import pyarrow
 
 from cgd.errors import InputError
 from cgd.extras import require
+from cgd.tabular.arrow_tables import NumberedRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -158,7 +159,7 @@ class Query:
         return ResultTable(self.title, batches)
 
 
-class ResultTable:
+class ResultTable(NumberedRows):
     """The result of a query, in a temporary file. See `cgd.tabular.readers.Table`.
 
     Args:
@@ -194,18 +195,6 @@ class ResultTable:
         """See `Table`."""
         for batch in pyarrow.ipc.open_stream(pyarrow.py_buffer(self._content)):
             yield [batch.column(position) for position in positions]
-
-    def locate(self, row: int) -> str:
-        """See `Table`."""
-        return f"row {row + 1}"
-
-    def locate_all(self, rows: Sequence[int]) -> list[str]:
-        """See `Table`."""
-        return [self.locate(row) for row in rows]
-
-    def remark(self, position: int) -> str:  # noqa: ARG002
-        """See `Table`."""
-        return ""
 
 
 def _check_address(address: str) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class _ConfinedEstimator(BaseEstimator):  # type: ignore[misc]
-    """What classifiers and regressors have in common."""
+    """Base of the classifier and the regressor."""
 
     def __init__(self, run: str | Path, function: str | None = None) -> None:
         self.run = run

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 Cell = tuple[int, int]  # the row and the column, from 0
 
-WORKBOOK, STYLES = "xl/workbook.xml", "xl/styles.xml"
+# Parts of a workbook's archive.
+WORKBOOK, STYLES = posixpath.join("xl", "workbook.xml"), posixpath.join("xl", "styles.xml")
+RELATIONS = posixpath.join("xl", "_rels", "workbook.xml.rels")
 PERCENT_FORMATS = (9, 10)  # built in: 0 % and 0.00 %
 LEAP_DAY = (60.0, 61.0)  # 29 February 1900 in the system of dates from 1900, a day that was not
 _LITERALS = re.compile(r'"[^"]*"|\\.|\[[^\]]*\]')  # in the format of a number
@@ -148,7 +150,7 @@ def _sheet_part(parse: Callable[..., None], sheet: str) -> str:
             targets[attributes["Id"]] = attributes["Target"]
 
     parse(WORKBOOK, add_sheet)
-    parse("xl/_rels/workbook.xml.rels", add_target)
+    parse(RELATIONS, add_target)
     return posixpath.normpath(posixpath.join("/xl", targets[found[sheet]])).lstrip("/")
 
 

@@ -23,7 +23,7 @@ from cgd.errors import InputError
 from cgd.extras import require
 from cgd.federation.toml_validation import similar
 from cgd.federation.value_map import canonical
-from cgd.tabular.workbook_marks import cell_name, find_marks
+from cgd.tabular.workbook_marks import WORKBOOK, cell_name, find_marks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def is_workbook(path: Path) -> bool:
             if file.read(len(ZIP)) != ZIP:
                 return False
         with zipfile.ZipFile(path) as archive:
-            return "xl/workbook.xml" in archive.namelist()
+            return WORKBOOK in archive.namelist()
     except (OSError, zipfile.BadZipFile):
         return False
 
